@@ -1,0 +1,130 @@
+//! One connection to the broker.
+//!
+//! It does not recover by itself: its owner drops it and opens another. Opening covers name
+//! resolution, TCP, TLS and the AMQP handshake under one deadline. Dropping it cuts the socket, so
+//! that nothing is left behind, whatever state the broker is in; [`Connection::close`] is the
+//! polite way, and tries it for a bounded time first.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use lapin::tcp::{AsyncTcpStream, OwnedTLSConfig};
+use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::{Channel, ConnectionProperties};
+
+use crate::error::{Error, within};
+use crate::socket::OwnedSocket;
+use crate::url::BrokerUrl;
+
+/// How long opening a connection may take as a whole.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the broker may take to answer one request on an open connection.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long each step of a polite close may take.
+pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(3);
+
+pub(crate) const REPLY_SUCCESS: u16 = 200;
+
+/// A connection to RabbitMQ that is cut when dropped.
+pub struct Connection {
+    inner: lapin::Connection,
+    socket: OwnedSocket,
+    target: String,
+}
+
+impl Connection {
+    /// Connects; `name` is what the management UI shows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Login`] and [`Error::VirtualHost`] need a person; [`Error::Connect`] and
+    /// [`Error::TimedOut`] can be retried.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future cuts the socket.
+    pub async fn open(url: &BrokerUrl, name: &str) -> Result<Self, Error> {
+        let target = url.to_string();
+        let socket = OwnedSocket::default();
+        let handle = socket.handle();
+        let properties = ConnectionProperties::default().with_connection_name(name.into());
+        let runtime = lapin::runtime::default_runtime().map_err(|error| Error::connecting(&target, error))?;
+
+        // The library calls this on its own thread, which outlives a dropped future: it needs a limit of its own.
+        let reactor = runtime.clone();
+        let dial = async move |uri: AMQPUri, _| {
+            let dialed = tokio::time::timeout(CONNECT_LIMIT, async {
+                let addresses = reactor.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
+                let stream = AsyncTcpStream::connect(&reactor, addresses).await?;
+                if let AsyncTcpStream::Plain(plain) = &stream {
+                    handle.attach(plain.get_ref())?;
+                }
+                match uri.scheme {
+                    AMQPScheme::AMQP => Ok(stream),
+                    AMQPScheme::AMQPS => {
+                        stream.into_tls(&uri.authority.host, OwnedTLSConfig::default().as_ref()).await
+                    }
+                }
+            });
+            dialed
+                .await
+                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)))
+                .map_err(lapin::Error::from)
+        };
+
+        let handshake = lapin::Connection::connector(url.uri(), runtime, dial, properties);
+        match tokio::time::timeout(CONNECT_LIMIT, handshake).await {
+            Ok(Ok(inner)) => Ok(Self { inner, socket, target }),
+            Ok(Err(error)) => Err(Error::connecting(&target, error)),
+            Err(_) => {
+                let attempted = format!("connect to RabbitMQ at {target}");
+                Err(Error::TimedOut { attempted, after: CONNECT_LIMIT })
+            }
+        }
+    }
+
+    /// Whether the broker has raised an alarm and reads nothing from this connection.
+    ///
+    /// It says so only to a connection that has published since the alarm began.
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.inner.status().blocked()
+    }
+
+    /// Whether the connection is open as far as this side knows.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.inner.status().connected()
+    }
+
+    /// Closes politely if that is possible within a few seconds, and cuts the connection otherwise.
+    pub async fn close(self) {
+        let close = self.inner.close(REPLY_SUCCESS, "OK".into());
+        if let Err(error) = within(CLOSE_LIMIT, "close the connection", close).await {
+            tracing::debug!(target = %self.target, %error, "connection was cut instead of closed");
+        }
+    }
+
+    /// Opens a channel. Declarations get one of their own, because an error closes it.
+    pub(crate) async fn channel(&self) -> Result<Channel, Error> {
+        within(ANSWER_LIMIT, &format!("open a channel to {}", self.target), self.inner.create_channel()).await
+    }
+
+    /// The largest frame both sides agreed on, in bytes.
+    pub(crate) fn frame_max(&self) -> usize {
+        self.inner.configuration().frame_max() as usize
+    }
+
+    pub(crate) fn cut(&self) {
+        self.socket.cut();
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("target", &self.target).finish_non_exhaustive()
+    }
+}

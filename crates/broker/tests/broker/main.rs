@@ -1,0 +1,12 @@
+//! The crate against a real RabbitMQ.
+//!
+//! Every test makes exchanges and queues of its own and removes them. None sleeps: they wait on
+//! conditions, under deadlines.
+
+mod connection;
+mod forwarder;
+mod publishing;
+mod publishing_through_faults;
+mod subscription;
+mod support;
+mod topology;

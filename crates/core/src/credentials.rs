@@ -1,0 +1,181 @@
+//! Bearer credentials: `sml_<id>_<secret>`, where the id is 8 random bytes and the secret 32, both in hex.
+//!
+//! Only the SHA-256 of the secret is stored (256 random bits need no slow hash), and it is compared in constant time. An
+//! unknown id costs the same comparison as a wrong secret.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+use sqlx::PgPool;
+use subtle::ConstantTimeEq;
+
+use crate::idempotency::ClientId;
+
+/// For how long a found credential is believed without asking again; a revocation is in force after this at the latest.
+const BELIEVED_FOR: Duration = Duration::from_secs(30);
+/// How many credentials are remembered.
+const MOST_REMEMBERED: usize = 10_000;
+
+/// A new credential. The token is shown once and stored nowhere.
+#[derive(Debug)]
+pub struct NewCredential {
+    /// The public part.
+    pub credential_id: String,
+    /// What the client sends after `Bearer `.
+    pub token: secrecy::SecretString,
+}
+
+/// A credential could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    /// The system has no random numbers.
+    #[error("drawing random numbers")]
+    Random(getrandom::Error),
+    /// The database failed.
+    #[error("storing the credential of client {client}")]
+    Database {
+        /// The client.
+        client: ClientId,
+        /// Why.
+        source: sqlx::Error,
+    },
+}
+
+/// Creates a credential for a client, and the client where it is new.
+///
+/// # Errors
+///
+/// When there are no random numbers, or the database fails.
+pub async fn create(pool: &PgPool, client: &ClientId) -> Result<NewCredential, CredentialError> {
+    let mut bytes = [0_u8; 40];
+    getrandom::fill(&mut bytes).map_err(CredentialError::Random)?;
+    let (id, secret) = bytes.split_at(8);
+    let (credential_id, secret) = (hex(id), hex(secret));
+    let hash: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
+    sqlx::query!(
+        "-- credentials_create
+        WITH client AS (
+            INSERT INTO api_clients (client_id) VALUES ($1) ON CONFLICT DO NOTHING
+        )
+        INSERT INTO api_credentials (credential_id, client_id, secret_hash) VALUES ($2, $1, $3)",
+        client.as_str(),
+        credential_id,
+        &hash[..]
+    )
+    .execute(pool)
+    .await
+    .map_err(|source| CredentialError::Database { client: client.clone(), source })?;
+    let token = format!("sml_{credential_id}_{secret}").into();
+    Ok(NewCredential { credential_id, token })
+}
+
+/// Tells whom a token speaks for, remembering what it found for half a minute.
+#[derive(Debug)]
+pub struct Authenticator {
+    pool: PgPool,
+    found: Mutex<HashMap<String, Found>>,
+}
+
+#[derive(Clone, Debug)]
+struct Found {
+    client: ClientId,
+    secret_hash: [u8; 32],
+    at: Instant,
+}
+
+impl Authenticator {
+    /// Reads credentials from this database.
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self { pool, found: Mutex::default() }
+    }
+
+    /// Returns the client that a token speaks for; none when the token is malformed, unknown, wrong or revoked.
+    ///
+    /// # Errors
+    ///
+    /// When the database has to be asked and fails.
+    pub async fn authenticate(&self, token: &str) -> Result<Option<ClientId>, sqlx::Error> {
+        let Some((credential_id, secret)) = split(token) else { return Ok(None) };
+        let hash: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
+        let found = match self.remembered(credential_id) {
+            Some(found) => Some(found),
+            None => self.ask(credential_id).await?,
+        };
+        let expected = found.as_ref().map_or([0; 32], |found| found.secret_hash);
+        let equal: bool = expected.ct_eq(&hash).into();
+        Ok(found.filter(|_| equal).map(|found| found.client))
+    }
+
+    fn remembered(&self, credential_id: &str) -> Option<Found> {
+        let found = self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        found.get(credential_id).filter(|found| found.at.elapsed() < BELIEVED_FOR).cloned()
+    }
+
+    async fn ask(&self, credential_id: &str) -> Result<Option<Found>, sqlx::Error> {
+        let at = Instant::now();
+        let row = sqlx::query!(
+            "-- credentials_find
+            SELECT client_id, secret_hash FROM api_credentials WHERE credential_id = $1 AND revoked_at IS NULL",
+            credential_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let unreadable = |column: &str| sqlx::Error::Decode(format!("api_credentials.{column}").into());
+        let found = match row {
+            None => None,
+            Some(row) => Some(Found {
+                client: row.client_id.parse().map_err(|_| unreadable("client_id"))?,
+                secret_hash: row.secret_hash.try_into().map_err(|_| unreadable("secret_hash"))?,
+                at,
+            }),
+        };
+        let mut remembered = self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match &found {
+            Some(found) => {
+                if remembered.len() >= MOST_REMEMBERED {
+                    remembered.retain(|_, found| found.at.elapsed() < BELIEVED_FOR);
+                }
+                if remembered.len() < MOST_REMEMBERED {
+                    remembered.insert(credential_id.to_owned(), found.clone());
+                }
+            }
+            None => {
+                remembered.remove(credential_id);
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn split(token: &str) -> Option<(&str, &str)> {
+    let (id, secret) = token.strip_prefix("sml_")?.split_once('_')?;
+    let is_hex = |text: &str| text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    (id.len() == 16 && secret.len() == 64 && is_hex(id) && is_hex(secret)).then_some((id, secret))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_only_well_formed_tokens() {
+        let (id, secret) = ("0123456789abcdef", "f".repeat(64));
+        assert_eq!(split(&format!("sml_{id}_{secret}")), Some((id, secret.as_str())));
+        for token in
+            ["", "sml_", "sml_0_1", &format!("sml_{id}_{}", &secret[1..]), &format!("xml_{id}_{secret}")]
+        {
+            assert_eq!(split(token), None, "{token}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What every daemon's `run` begins and ends with.
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::admin::{self, CannotListen, Health};
+use crate::disposition::chain;
+use crate::lifecycle::{Drained, Lifecycle};
+use crate::options::ProcessOptions;
+use crate::telemetry;
+
+/// A process with logs, metrics, admin endpoint and signals.
+#[derive(Debug)]
+pub struct Daemon {
+    /// Its name, `semel-relay`.
+    pub name: &'static str,
+    /// Its stop tokens and tasks.
+    pub life: Lifecycle,
+    /// What its admin endpoint tells.
+    pub health: Health,
+    grace: Duration,
+}
+
+/// A daemon that could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The metrics recorder could not be installed.
+    #[error("starting metrics")]
+    Metrics(#[from] metrics_exporter_prometheus::BuildError),
+    /// Signal handlers could not be installed.
+    #[error("listening to signals")]
+    Signals(#[source] std::io::Error),
+    /// The admin endpoint's address cannot be used.
+    #[error(transparent)]
+    Admin(#[from] CannotListen),
+}
+
+impl Daemon {
+    /// Starts signals, metrics and the admin endpoint; logs have been started before.
+    ///
+    /// # Errors
+    ///
+    /// When the admin address is taken, or the process may not install its handlers.
+    pub async fn start(
+        name: &'static str,
+        version: &'static str,
+        options: &ProcessOptions,
+    ) -> Result<Self, StartError> {
+        let life = Lifecycle::new();
+        life.listen_to_signals().map_err(StartError::Signals)?;
+        let metrics = telemetry::start_metrics(version)?;
+        let health = Health::default();
+        let listener = admin::bind(options.admin_listen, "--admin-listen").await?;
+        admin::serve(listener, health.clone(), metrics, version, life.clone());
+        tracing::info!(daemon = name, version, admin = %options.admin_listen, "starts");
+        Ok(Self { name, life, health, grace: options.grace() })
+    }
+
+    /// Finishes: not ready, waits for the tracked tasks within the grace.
+    pub async fn finish(self) {
+        self.health.not_ready("stopping");
+        match self.life.drain(self.grace).await {
+            Drained::Finished => {
+                tracing::info!(daemon = self.name, "stopped");
+            }
+            Drained::CutOff => {
+                tracing::warn!(daemon = self.name, "stopped before all work in flight was finished")
+            }
+        }
+    }
+}
+
+/// Turns the result of a daemon's `run` into its exit code, telling the error in one line.
+#[must_use]
+pub fn exit(result: Result<(), Box<dyn Error + Send + Sync>>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    tracing::error!("{}", chain(&*error));
+    ExitCode::FAILURE
+}

@@ -1,0 +1,265 @@
+//! The way to Postgres: where it is, a pool with server-side guards, and what its errors mean.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::{Connection, Executor as _, PgConnection, PgPool};
+
+use crate::backoff::Backoff;
+use crate::disposition::{Disposed, Disposition, chain};
+use crate::lifecycle::Lifecycle;
+use crate::schema::{MigrationSet, SchemaError};
+
+/// Where the database is, password included; never printed with it.
+#[derive(Clone)]
+pub struct DatabaseUrl {
+    url: SecretString,
+    shown: String,
+}
+
+impl DatabaseUrl {
+    fn options(&self, application: &str) -> PgConnectOptions {
+        // Parsed once already, in `from_str`.
+        let options = PgConnectOptions::from_str(self.url.expose_secret()).unwrap_or_default();
+        options.application_name(application).options(GUARDS)
+    }
+}
+
+/// Guards that the server keeps for us, whatever becomes of the client. Behind a pooler that refuses start-up options, set
+/// them on the role.
+const GUARDS: [(&str, &str); 4] = [
+    ("lock_timeout", "1s"),
+    ("statement_timeout", "15s"),
+    ("idle_in_transaction_session_timeout", "30s"),
+    // Frees the locks of a client that stopped reading; without effect on unix sockets.
+    ("tcp_user_timeout", "10s"),
+];
+
+impl fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+/// A connection string that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("not a Postgres URL such as postgres://user:password@host:5432/database")]
+pub struct InvalidDatabaseUrl;
+
+impl FromStr for DatabaseUrl {
+    type Err = InvalidDatabaseUrl;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
+            return Err(InvalidDatabaseUrl);
+        }
+        // The parser's own error may quote the URL, so it is dropped.
+        let options = PgConnectOptions::from_str(text).map_err(|_| InvalidDatabaseUrl)?;
+        let database = options.get_database().ok_or(InvalidDatabaseUrl)?;
+        let place = match options.get_socket() {
+            Some(socket) => socket.display().to_string(),
+            None => format!("{}:{}", options.get_host(), options.get_port()),
+        };
+        let shown = format!("postgres://{}@{place}/{database}", options.get_username());
+        Ok(Self { url: SecretString::from(text), shown })
+    }
+}
+
+/// Opens a pool that connects when it is first used.
+///
+/// A connection that lay idle for a second is pinged before it is lent; a busy one is not, which saves a round trip.
+#[must_use]
+pub fn pool(url: &DatabaseUrl, application: &str, max_connections: u32) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(max_connections)
+        .acquire_timeout(Duration::from_secs(3))
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                if meta.idle_for > Duration::from_secs(1) {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
+        .connect_lazy_with(url.options(application))
+}
+
+/// Opens one connection, for a loop that owns it.
+///
+/// # Errors
+///
+/// When the server cannot be reached within 10 s or refuses.
+pub async fn connect(url: &DatabaseUrl, application: &str) -> Result<PgConnection, sqlx::Error> {
+    let options = url.options(application);
+    // In a task of its own: a connection attempt is never cut half-way by a caller that gives up.
+    let attempt = tokio::spawn(async move { PgConnection::connect_with(&options).await });
+    match tokio::time::timeout(Duration::from_secs(10), attempt).await {
+        Ok(Ok(connected)) => connected,
+        Ok(Err(_)) => Err(sqlx::Error::WorkerCrashed),
+        Err(_) => {
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within 10 s")))
+        }
+    }
+}
+
+/// The database cannot be used, and waiting does not help.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// The server refuses this user, password or database.
+    #[error("{url} refuses: {reason}")]
+    Refused {
+        /// Where, without the password.
+        url: String,
+        /// The server's own word.
+        reason: String,
+    },
+    /// The schema is not one that this binary can use.
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    /// A stop was asked for while waiting.
+    #[error("stopped while waiting for the database")]
+    Stopped,
+}
+
+/// Waits until the database answers with a schema that this binary can use, and says what it waits for.
+///
+/// # Errors
+///
+/// When waiting does not help: refused credentials, a schema that is too old or too new, a stop.
+pub async fn wait_until_usable(
+    pool: &PgPool,
+    url: &DatabaseUrl,
+    sets: &[&MigrationSet],
+    lifecycle: &Lifecycle,
+) -> Result<(), Unusable> {
+    let mut backoff = Backoff::for_service();
+    loop {
+        let reason = match crate::schema::verify(pool, sets).await {
+            Ok(()) => return Ok(()),
+            Err(SchemaError::Missing { set }) => {
+                format!("the schema to be made: run the subcommand `migrate` (the set \"{set}\" is missing)")
+            }
+            Err(SchemaError::Database(error)) => match disposition(&error) {
+                Disposition::Fail => {
+                    return Err(Unusable::Refused { url: url.to_string(), reason: chain(&error) });
+                }
+                Disposition::Retry => format!("the database: {}", chain(&error)),
+            },
+            Err(error) => return Err(error.into()),
+        };
+        tracing::warn!(database = %url, "waiting for {reason}");
+        tokio::select! {
+            () = tokio::time::sleep(backoff.next_wait()) => {}
+            () = lifecycle.stopping() => return Err(Unusable::Stopped),
+        }
+    }
+}
+
+/// Says what a loop does about a database error.
+#[must_use]
+pub fn disposition(error: &sqlx::Error) -> Disposition {
+    match error {
+        sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => Disposition::Fail,
+        sqlx::Error::Database(_) => match sqlstate(error).as_deref() {
+            // Wrong password or user, no such database, not permitted.
+            Some("28P01" | "28000" | "3D000" | "42501") => Disposition::Fail,
+            _ => Disposition::Retry,
+        },
+        _ => Disposition::Retry,
+    }
+}
+
+impl Disposed for sqlx::Error {
+    fn disposition(&self) -> Disposition {
+        disposition(self)
+    }
+}
+
+/// Returns the error's SQLSTATE, if the server answered at all.
+#[must_use]
+pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).map(std::borrow::Cow::into_owned)
+}
+
+/// What is known of a statement that failed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Failure {
+    /// It waited for a lock for longer than `lock_timeout`; rolled back.
+    LockTimeout,
+    /// A conflict with another transaction; rolled back, worth an immediate repeat.
+    Conflict,
+    /// The server refused it; rolled back.
+    Refused,
+    /// The connection was lost, or ended by force, while it ran: it may have committed, or may still commit.
+    Unknown,
+}
+
+/// Classifies the failure of a statement that had been sent.
+#[must_use]
+pub fn failure(error: &sqlx::Error) -> Failure {
+    let Some(code) = sqlstate(error) else { return Failure::Unknown };
+    match code.as_str() {
+        "55P03" => Failure::LockTimeout,
+        "40001" | "40P01" => Failure::Conflict,
+        // Connection exceptions, operator intervention, internal errors: the session ended, we do not know where.
+        code if ["08", "57", "58", "XX", "F0"].iter().any(|class| code.starts_with(class))
+            && code != "57014" =>
+        {
+            Failure::Unknown
+        }
+        _ => Failure::Refused,
+    }
+}
+
+/// Ends a transaction that is not to be committed, and waits for it: a dropped one only queues its ROLLBACK.
+///
+/// # Errors
+///
+/// When the connection is lost; the server then rolls back by itself.
+pub async fn roll_back(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    connection.execute("ROLLBACK").await.map(drop)
+}
+
+/// Says whether the connection to the database is guarded by TLS with a verified name, or local.
+#[must_use]
+pub fn is_guarded(url: &DatabaseUrl) -> bool {
+    let options = url.options("");
+    let local = options.get_socket().is_some()
+        || matches!(options.get_host(), "localhost" | "127.0.0.1" | "::1" | "[::1]")
+        || options.get_host().starts_with('/');
+    local || matches!(options.get_ssl_mode(), PgSslMode::VerifyFull)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn never_shows_the_password() {
+        let url: DatabaseUrl =
+            "postgres://semel:s3cret@db:6432/payments?sslmode=verify-full".parse().unwrap();
+        assert_eq!(
+            format!("{url} {url:?}"),
+            "postgres://semel@db:6432/payments postgres://semel@db:6432/payments"
+        );
+    }
+
+    #[test]
+    fn refuses_what_is_no_postgres_url() {
+        for text in ["", "db:5432", "mysql://u:p@h/d", "postgres://u:p@h:port/d", "postgres://u:p@h"] {
+            let error = text.parse::<DatabaseUrl>().expect_err(text);
+            assert!(!error.to_string().contains("p@h"), "{error}");
+        }
+    }
+}

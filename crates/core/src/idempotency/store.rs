@@ -1,0 +1,304 @@
+//! The rows of `idempotency_keys`.
+//!
+//! Every statement that changes a row repeats the state and the fence that it expects, and reports whether it met them.
+//! Leases are judged by the database's clock alone, with `clock_timestamp()`: `now()` is when the transaction began, and
+//! a claim that waited for a lock would be born dead.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use sqlx::PgConnection;
+use sqlx::postgres::types::PgInterval;
+use sqlx::types::Json;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{Request, RequestHash, Scope, StoredResponse};
+
+/// A key that is known.
+#[derive(Clone, Debug)]
+pub struct KnownKey {
+    /// Hash of the request that claimed it.
+    pub hash: RequestHash,
+    /// That request's command.
+    pub command: Value,
+    /// That request's id.
+    pub request_id: Uuid,
+    /// The resource that the operation creates or changes.
+    pub resource_id: Uuid,
+    /// Where its execution stands.
+    pub state: KeyState,
+}
+
+/// Where the execution under a key stands, judged by the database's clock.
+#[derive(Clone, Debug)]
+pub enum KeyState {
+    /// Claimed, and not completed.
+    InProgress {
+        /// What is left of the lease; none once it is dead.
+        lease_left: Option<Duration>,
+        /// The fence of the current acquisition.
+        fence: Fence,
+        /// How far it is known to have come.
+        recovery_point: String,
+    },
+    /// Completed, and replayed.
+    Completed {
+        /// The answer.
+        response: StoredResponse,
+        /// Until when it is replayed.
+        expires_at: OffsetDateTime,
+    },
+    /// Completed, and past its retention.
+    Expired,
+}
+
+/// The number of one acquisition of a key; an earlier owner's is stale and writes nothing.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Fence(pub i64);
+
+/// What a key is claimed with.
+#[derive(Clone, Debug)]
+pub struct NewKey<'a> {
+    /// Its scope.
+    pub scope: &'a Scope,
+    /// The command's hash.
+    pub hash: RequestHash,
+    /// The command.
+    pub command: &'a Value,
+    /// The resource that the operation creates or changes.
+    pub resource_id: Uuid,
+    /// The claiming request.
+    pub request: &'a Request,
+}
+
+/// Looks a key up. Must be asked of the primary.
+///
+/// # Errors
+///
+/// When the database fails, or holds a row that this binary cannot read.
+pub async fn look_up(connection: &mut PgConnection, scope: &Scope) -> Result<Option<KnownKey>, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"-- idempotency_look_up
+        SELECT request_hash, hash_version, command, request_id, resource_id, fence, recovery_point,
+               status = 'completed' AS "completed!",
+               COALESCE(expires_at <= clock_timestamp(), FALSE) AS "expired!",
+               GREATEST(0, EXTRACT(EPOCH FROM lease_until - clock_timestamp()) * 1000)::BIGINT AS lease_left_ms,
+               response_code, response_headers AS "response_headers: Json<Vec<(String, String)>>", response_body, expires_at
+        FROM idempotency_keys
+        WHERE client_id = $1 AND operation = $2 AND key = $3"#,
+        scope.client.as_str(),
+        scope.operation,
+        scope.key.as_str()
+    )
+    .fetch_optional(connection)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let unreadable =
+        |column: &str| sqlx::Error::Decode(format!("idempotency_keys.{column} of a known key").into());
+    let state = if !row.completed {
+        let left = u64::try_from(row.lease_left_ms.unwrap_or_default()).unwrap_or_default();
+        KeyState::InProgress {
+            lease_left: (left > 0).then(|| Duration::from_millis(left)),
+            fence: Fence(row.fence),
+            recovery_point: row.recovery_point,
+        }
+    } else if row.expired {
+        KeyState::Expired
+    } else {
+        KeyState::Completed {
+            response: StoredResponse {
+                code: row
+                    .response_code
+                    .and_then(|code| u16::try_from(code).ok())
+                    .ok_or_else(|| unreadable("response_code"))?,
+                headers: row.response_headers.ok_or_else(|| unreadable("response_headers"))?.0,
+                body: row.response_body.ok_or_else(|| unreadable("response_body"))?,
+            },
+            expires_at: row.expires_at.ok_or_else(|| unreadable("expires_at"))?,
+        }
+    };
+    let bytes = row.request_hash.try_into().map_err(|_| unreadable("request_hash"))?;
+    Ok(Some(KnownKey {
+        hash: RequestHash { version: row.hash_version, bytes },
+        command: row.command,
+        request_id: row.request_id,
+        resource_id: row.resource_id,
+        state,
+    }))
+}
+
+/// Claims a key for an execution that has effects outside this database. Commit before the first of them.
+///
+/// Returns the fence, or none when the key is known already; read it again in a new statement.
+///
+/// # Errors
+///
+/// When the database fails; a concurrent claim is waited for, at most `lock_timeout`.
+pub async fn claim(
+    connection: &mut PgConnection,
+    key: &NewKey<'_>,
+    recovery_point: &str,
+    lease: Duration,
+) -> Result<Option<Fence>, sqlx::Error> {
+    let fence = sqlx::query_scalar!(
+        "-- idempotency_claim
+        INSERT INTO idempotency_keys (
+            client_id, operation, key, request_hash, hash_version, command, resource_id, request_id, trace_context,
+            status, recovery_point, lease_until
+        ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'in_progress', $10, clock_timestamp() + $11)
+        ON CONFLICT DO NOTHING
+        RETURNING fence",
+        key.scope.client.as_str(),
+        key.scope.operation,
+        key.scope.key.as_str(),
+        &key.hash.bytes[..],
+        key.hash.version,
+        key.command,
+        key.resource_id,
+        key.request.id,
+        key.request.trace_context,
+        recovery_point,
+        interval(lease)
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(fence.map(Fence))
+}
+
+/// Takes over a key whose lease is dead, from the acquisition `seen`; execution resumes at the returned recovery point.
+///
+/// Returns none when somebody else was faster, or the lease is alive.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn take_over(
+    connection: &mut PgConnection,
+    scope: &Scope,
+    seen: Fence,
+    lease: Duration,
+) -> Result<Option<(Fence, String)>, sqlx::Error> {
+    let row = sqlx::query!(
+        "-- idempotency_take_over
+        UPDATE idempotency_keys
+        SET fence = nextval('idempotency_fence'), lease_until = clock_timestamp() + $5, attempts = attempts + 1
+        WHERE client_id = $1 AND operation = $2 AND key = $3
+          AND status = 'in_progress' AND fence = $4 AND lease_until <= clock_timestamp()
+        RETURNING fence, recovery_point",
+        scope.client.as_str(),
+        scope.operation,
+        scope.key.as_str(),
+        seen.0,
+        interval(lease)
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(row.map(|row| (Fence(row.fence), row.recovery_point)))
+}
+
+/// Completes a claimed key with its response, in the transaction of the outcome and before its other writes.
+///
+/// Returns until when it is replayed, or none when the fence is stale: then nothing else may be written.
+///
+/// # Errors
+///
+/// When the database fails, or refuses the response (status 200 to 499, body at most 64 KiB).
+pub async fn complete(
+    connection: &mut PgConnection,
+    scope: &Scope,
+    fence: Fence,
+    response: &StoredResponse,
+    retention: Duration,
+) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"-- idempotency_complete
+        UPDATE idempotency_keys
+        SET status = 'completed', recovery_point = 'completed', lease_until = NULL, next_check_at = NULL,
+            response_code = $5, response_headers = $6, response_body = $7,
+            completed_at = clock_timestamp(), expires_at = clock_timestamp() + $8
+        WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
+        RETURNING expires_at AS "expires_at!""#,
+        scope.client.as_str(),
+        scope.operation,
+        scope.key.as_str(),
+        fence.0,
+        code(response),
+        Json(&response.headers) as _,
+        response.body,
+        interval(retention)
+    )
+    .fetch_optional(connection)
+    .await
+}
+
+/// Deletes completed keys past their retention, oldest first, at most `limit`; a key in progress never expires by age.
+///
+/// Skips rows that somebody has locked, so it is never in a claim's way. Returns how many went.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn reap_expired(connection: &mut PgConnection, limit: i64) -> Result<u64, sqlx::Error> {
+    let done = sqlx::query!(
+        "-- idempotency_reap_expired
+        DELETE FROM idempotency_keys
+        WHERE status = 'completed' AND (client_id, operation, key) IN (
+            SELECT client_id, operation, key FROM idempotency_keys
+            WHERE status = 'completed' AND expires_at <= clock_timestamp()
+            ORDER BY expires_at
+            LIMIT $1
+            FOR UPDATE SKIP LOCKED
+        )",
+        limit
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// How many keys are in which state, for the gauges.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyCounts {
+    /// Keys in progress, counted up to 100,001.
+    pub in_progress: i64,
+    /// Age of the oldest key in progress, in seconds; 0 without one.
+    pub oldest_in_progress_age: f64,
+    /// Completed keys, as the planner's statistics have it.
+    pub completed_estimate: i64,
+}
+
+/// Counts the keys.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn count(connection: &mut PgConnection) -> Result<KeyCounts, sqlx::Error> {
+    sqlx::query_as!(
+        KeyCounts,
+        r#"-- idempotency_count
+        SELECT in_progress AS "in_progress!",
+               oldest AS "oldest_in_progress_age!",
+               GREATEST(0, (SELECT reltuples FROM pg_class WHERE oid = 'idempotency_keys'::REGCLASS)::BIGINT - in_progress)
+                   AS "completed_estimate!"
+        FROM (
+            SELECT count(*) AS in_progress,
+                   COALESCE(EXTRACT(EPOCH FROM clock_timestamp() - min(created_at)), 0)::FLOAT8 AS oldest
+            FROM (SELECT created_at FROM idempotency_keys WHERE status = 'in_progress' LIMIT 100001) AS live
+        ) AS counted"#
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// Returns a duration as the database's interval.
+#[must_use]
+pub fn interval(time: Duration) -> PgInterval {
+    PgInterval { months: 0, days: 0, microseconds: i64::try_from(time.as_micros()).unwrap_or(i64::MAX) }
+}
+
+/// Returns a response's status as its column holds it.
+#[must_use]
+pub fn code(response: &StoredResponse) -> i16 {
+    i16::try_from(response.code).unwrap_or(i16::MAX)
+}

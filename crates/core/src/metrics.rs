@@ -1,0 +1,107 @@
+//! The names of the metrics that the engine emits, and what may stand in their labels.
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+
+/// Counter of keyed requests; labels `operation` and `outcome`.
+pub const IDEMPOTENCY_REQUESTS: &str = "semel_idempotency_requests_total";
+/// Gauge of keys; label `status`.
+pub const IDEMPOTENCY_KEYS: &str = "semel_idempotency_keys";
+/// Gauge: age of the oldest key in progress.
+pub const IDEMPOTENCY_OLDEST_IN_PROGRESS: &str = "semel_idempotency_oldest_in_progress_age_seconds";
+/// Gauge: events that are ready to publish, counted up to 100,001.
+pub const OUTBOX_PENDING: &str = "semel_outbox_pending_events";
+/// Gauge: age of the oldest event that is neither published nor dead.
+pub const OUTBOX_OLDEST_UNPUBLISHED: &str = "semel_outbox_oldest_unpublished_age_seconds";
+/// Gauge: age of the oldest event that is ready to publish.
+pub const OUTBOX_OLDEST_PENDING: &str = "semel_outbox_oldest_pending_age_seconds";
+/// Gauge: events set aside.
+pub const OUTBOX_HELD: &str = "semel_outbox_held_events";
+/// Gauge: events given up on.
+pub const OUTBOX_DEAD: &str = "semel_outbox_dead_events";
+/// Gauge: age of the oldest open transaction.
+pub const TRANSACTION_HORIZON: &str = "semel_outbox_transaction_horizon_age_seconds";
+/// Gauge: connections of the pool; label `state`.
+pub const DB_POOL_CONNECTIONS: &str = "semel_db_pool_connections";
+
+/// What became of a keyed request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum KeyOutcome {
+    /// Executed now.
+    Fresh,
+    /// Answered from the stored response.
+    Replayed,
+    /// Another request with the key is at work.
+    InProgress,
+    /// The key belongs to another intent.
+    Mismatch,
+    /// The key's time is over.
+    Expired,
+    /// Not known yet.
+    Unknown,
+}
+
+impl KeyOutcome {
+    const ALL: [Self; 6] =
+        [Self::Fresh, Self::Replayed, Self::InProgress, Self::Mismatch, Self::Expired, Self::Unknown];
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Fresh => "fresh",
+            Self::Replayed => "replayed",
+            Self::InProgress => "in_progress",
+            Self::Mismatch => "mismatch",
+            Self::Expired => "expired",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Counts one keyed request.
+pub(crate) fn count_request(operation: &'static str, outcome: Option<KeyOutcome>) {
+    if let Some(outcome) = outcome {
+        counter!(IDEMPOTENCY_REQUESTS, "operation" => operation, "outcome" => outcome.label()).increment(1);
+    }
+}
+
+/// Describes the counters of keyed requests and sets them to 0.
+pub fn describe_requests(operations: &[&'static str]) {
+    describe_counter!(IDEMPOTENCY_REQUESTS, "Keyed requests by what became of them.");
+    for operation in operations {
+        for outcome in KeyOutcome::ALL {
+            counter!(IDEMPOTENCY_REQUESTS, "operation" => *operation, "outcome" => outcome.label())
+                .increment(0);
+        }
+    }
+}
+
+/// Describes the gauges that are read from the database.
+pub fn describe_database() {
+    describe_gauge!(OUTBOX_PENDING, "Events ready to publish now, counted up to 100,001.");
+    describe_gauge!(
+        OUTBOX_OLDEST_UNPUBLISHED,
+        Unit::Seconds,
+        "Age of the oldest event that is neither published nor dead, held ones included."
+    );
+    describe_gauge!(
+        OUTBOX_OLDEST_PENDING,
+        Unit::Seconds,
+        "Age of the oldest event that is ready to publish."
+    );
+    describe_gauge!(OUTBOX_HELD, "Events set aside from the hot path.");
+    describe_gauge!(OUTBOX_DEAD, "Events given up on until a person decides.");
+    describe_gauge!(
+        TRANSACTION_HORIZON,
+        Unit::Seconds,
+        "Age of the oldest open transaction of this database."
+    );
+    describe_gauge!(IDEMPOTENCY_KEYS, "Idempotency keys by status; completed ones are estimated.");
+    describe_gauge!(IDEMPOTENCY_OLDEST_IN_PROGRESS, Unit::Seconds, "Age of the oldest key in progress.");
+    describe_gauge!(DB_POOL_CONNECTIONS, "Database connections of this process by state.");
+}
+
+/// Sets the gauges of a pool.
+pub fn report_pool(pool: &sqlx::PgPool) {
+    let idle = u32::try_from(pool.num_idle()).unwrap_or(u32::MAX);
+    gauge!(DB_POOL_CONNECTIONS, "state" => "idle").set(idle);
+    gauge!(DB_POOL_CONNECTIONS, "state" => "used").set(pool.size().saturating_sub(idle));
+}

@@ -1,0 +1,101 @@
+-- Events waiting to be published. A row is inserted in the transaction of the business change that it tells of.
+--
+-- `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES …` is a public contract: any service in
+-- any language may write it, after it has locked or written the aggregate's own row. Whatever the broker would refuse
+-- later is refused here, in the producer's transaction.
+
+CREATE FUNCTION outbox_headers_valid(headers JSONB) RETURNS BOOLEAN
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN jsonb_typeof(headers) = 'object' AND NOT EXISTS (
+        SELECT 1 FROM jsonb_each(headers)
+        WHERE jsonb_typeof(value) <> 'string' OR octet_length(key) NOT BETWEEN 1 AND 127
+    );
+COMMENT ON FUNCTION outbox_headers_valid IS 'An object of strings, with names that fit into an AMQP header.';
+
+CREATE TABLE outbox (
+    event_id UUID NOT NULL DEFAULT gen_random_uuid(),
+    id BIGSERIAL NOT NULL,
+    aggregate_type TEXT COLLATE "C" NOT NULL,
+    aggregate_id TEXT COLLATE "C" NOT NULL,
+    aggregate_version BIGINT,
+    event_type TEXT COLLATE "C" NOT NULL,
+    payload JSONB NOT NULL,
+    headers JSONB NOT NULL DEFAULT '{}',
+    lane SMALLINT NOT NULL GENERATED ALWAYS AS (
+        (hashtextextended(aggregate_type || E'\x1f' || aggregate_id, 0) & 63)::SMALLINT
+    ) STORED,
+    created_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+    published_at TIMESTAMPTZ,
+    attempts INT NOT NULL DEFAULT 0,
+    first_error TEXT,
+    last_error TEXT,
+    held_at TIMESTAMPTZ,
+    dead_at TIMESTAMPTZ,
+    discarded_at TIMESTAMPTZ,
+
+    CONSTRAINT outbox_pkey PRIMARY KEY (event_id),
+    -- 127 + 1 + 127 bytes: the routing key "<aggregate_type>.<event_type>" fits into AMQP's 255.
+    CONSTRAINT outbox_aggregate_type_name CHECK (
+        octet_length(aggregate_type) BETWEEN 1 AND 127 AND aggregate_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$'
+    ),
+    CONSTRAINT outbox_event_type_name CHECK (
+        octet_length(event_type) BETWEEN 1 AND 127 AND event_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$'
+    ),
+    CONSTRAINT outbox_aggregate_id_bounded CHECK (
+        octet_length(aggregate_id) BETWEEN 1 AND 127 AND aggregate_id !~ '[[:cntrl:]]'
+    ),
+    CONSTRAINT outbox_aggregate_version_positive CHECK (aggregate_version > 0),
+    CONSTRAINT outbox_headers_strings CHECK (headers = '{}'::JSONB OR outbox_headers_valid(headers)),
+    CONSTRAINT outbox_headers_bounded CHECK (octet_length(headers::TEXT) <= 32768),
+    CONSTRAINT outbox_payload_bounded CHECK (octet_length(payload::TEXT) <= 1048576),
+    CONSTRAINT outbox_attempts_not_negative CHECK (attempts >= 0),
+    CONSTRAINT outbox_failed_has_errors CHECK (
+        (first_error IS NULL) = (last_error IS NULL) AND (first_error IS NULL OR attempts > 0)
+    ),
+    CONSTRAINT outbox_dead_is_held CHECK (dead_at IS NULL OR held_at IS NOT NULL),
+    CONSTRAINT outbox_discarded_is_held CHECK (discarded_at IS NULL OR held_at IS NOT NULL),
+    CONSTRAINT outbox_published_is_alive CHECK (published_at IS NULL OR (dead_at IS NULL AND discarded_at IS NULL))
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05, vacuum_truncate = off);
+
+-- The only index that knows the order. Any other index in the order of `id`, a primary key on it say, invites the planner
+-- to read that one with the lane as a filter, past every published row.
+CREATE INDEX outbox_hot ON outbox (lane, id) WHERE published_at IS NULL AND held_at IS NULL;
+CREATE INDEX outbox_set_aside ON outbox (aggregate_type, aggregate_id, id)
+    WHERE held_at IS NOT NULL AND published_at IS NULL AND discarded_at IS NULL;
+
+COMMENT ON TABLE outbox IS 'Events, written with the business change they tell of; relays publish them in id order per aggregate.';
+COMMENT ON COLUMN outbox.event_id IS 'The event''s stable identity; consumers deduplicate by it.';
+COMMENT ON COLUMN outbox.id IS 'The order. Equals commit order within an aggregate because it is drawn after the aggregate''s lock.';
+COMMENT ON COLUMN outbox.aggregate_type IS 'What kind of thing changed; first part of the routing key.';
+COMMENT ON COLUMN outbox.aggregate_id IS 'Which one changed.';
+COMMENT ON COLUMN outbox.aggregate_version IS 'The aggregate''s version after the change, where the producer keeps one.';
+COMMENT ON COLUMN outbox.event_type IS 'What happened; second part of the routing key.';
+COMMENT ON COLUMN outbox.payload IS 'The message body.';
+COMMENT ON COLUMN outbox.headers IS 'Message headers, strings by name; traceparent among them.';
+COMMENT ON COLUMN outbox.lane IS 'Hash class of the aggregate, 0 to 63; what a relay locks.';
+COMMENT ON COLUMN outbox.created_at IS 'When the row was inserted.';
+COMMENT ON COLUMN outbox.published_at IS 'When the broker had confirmed this very event.';
+COMMENT ON COLUMN outbox.attempts IS 'Failed attempts that were the event''s own fault.';
+COMMENT ON COLUMN outbox.first_error IS 'Why the first of them failed.';
+COMMENT ON COLUMN outbox.last_error IS 'Why the latest of them failed.';
+COMMENT ON COLUMN outbox.held_at IS 'Since when the event is set aside from the hot path.';
+COMMENT ON COLUMN outbox.dead_at IS 'When it was given up on, until a person decides.';
+COMMENT ON COLUMN outbox.discarded_at IS 'When a person decided that it is never sent.';
+
+CREATE TABLE outbox_held (
+    aggregate_type TEXT COLLATE "C" NOT NULL,
+    aggregate_id TEXT COLLATE "C" NOT NULL,
+    lane SMALLINT NOT NULL,
+    next_attempt_at TIMESTAMPTZ NOT NULL,
+    dead_at TIMESTAMPTZ,
+
+    CONSTRAINT outbox_held_pkey PRIMARY KEY (aggregate_type, aggregate_id),
+    CONSTRAINT outbox_held_lane_known CHECK (lane BETWEEN 0 AND 63)
+);
+
+COMMENT ON TABLE outbox_held IS 'One row per aggregate whose events are set aside; usually empty.';
+COMMENT ON COLUMN outbox_held.aggregate_type IS 'The aggregate''s type, as in outbox.';
+COMMENT ON COLUMN outbox_held.aggregate_id IS 'The aggregate''s id, as in outbox.';
+COMMENT ON COLUMN outbox_held.lane IS 'The aggregate''s lane, as in outbox.';
+COMMENT ON COLUMN outbox_held.next_attempt_at IS 'When its first held event is tried again.';
+COMMENT ON COLUMN outbox_held.dead_at IS 'When its first held event was given up on.';
