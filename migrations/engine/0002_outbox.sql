@@ -8,9 +8,13 @@ CREATE FUNCTION outbox_headers_valid(headers JSONB) RETURNS BOOLEAN
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN jsonb_typeof(headers) = 'object' AND NOT EXISTS (
         SELECT 1 FROM jsonb_each(headers)
-        WHERE jsonb_typeof(value) <> 'string' OR octet_length(key) NOT BETWEEN 1 AND 127
+        WHERE jsonb_typeof(value) <> 'string'
+           OR octet_length(key) NOT BETWEEN 1 AND 127
+           -- What the broker acts on or keeps its books in, and what the relay writes itself.
+           OR key ~ '^(CC|BCC|x-death|x-delivery-count|x-acquired-count|x-delay)$'
+           OR key ~ '^(x-first-death-|x-last-death-|cloudEvents_|x-semel-)'
     );
-COMMENT ON FUNCTION outbox_headers_valid IS 'An object of strings, with names that fit into an AMQP header.';
+COMMENT ON FUNCTION outbox_headers_valid IS 'An object of strings, under names that are free for a producer to use.';
 
 CREATE TABLE outbox (
     event_id UUID NOT NULL DEFAULT gen_random_uuid(),

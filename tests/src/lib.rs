@@ -1,1 +1,18 @@
-//! Placeholder.
+//! The test bed, and the tests over real processes.
+//!
+//! It gives a demo, a test or a developer's session everything that is not ours: a Postgres and a
+//! RabbitMQ ([`services`]), our daemons as child processes ([`process`]), faults on the wire between
+//! them ([`proxy`]), and waiting on a condition instead of for a time ([`wait`]).
+//!
+//! It promises that what it starts ends: a daemon with its [`process::Daemon`] or with the test that
+//! started it, a database and a virtual host with their value, the private servers with
+//! `semel-bed services down`. Linux only: liveness is read from `/proc`.
+
+pub mod bed;
+pub mod net;
+pub mod pid;
+pub mod process;
+pub mod progress;
+pub mod proxy;
+pub mod services;
+pub mod wait;

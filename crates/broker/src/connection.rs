@@ -47,6 +47,10 @@ impl Connection {
     ///
     /// Dropping the future cuts the socket.
     pub async fn open(url: &BrokerUrl, name: &str) -> Result<Self, Error> {
+        Self::open_within(CONNECT_LIMIT, url, name).await
+    }
+
+    async fn open_within(limit: Duration, url: &BrokerUrl, name: &str) -> Result<Self, Error> {
         let target = url.to_string();
         let socket = OwnedSocket::default();
         let handle = socket.handle();
@@ -56,7 +60,8 @@ impl Connection {
         // The library calls this on its own thread, which outlives a dropped future: it needs a limit of its own.
         let reactor = runtime.clone();
         let dial = async move |uri: AMQPUri, _| {
-            let dialed = tokio::time::timeout(CONNECT_LIMIT, async {
+            silence_this_thread();
+            let dialed = tokio::time::timeout(limit, async {
                 let addresses = reactor.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
                 let stream = AsyncTcpStream::connect(&reactor, addresses).await?;
                 if let AsyncTcpStream::Plain(plain) = &stream {
@@ -76,12 +81,12 @@ impl Connection {
         };
 
         let handshake = lapin::Connection::connector(url.uri(), runtime, dial, properties);
-        match tokio::time::timeout(CONNECT_LIMIT, handshake).await {
+        match tokio::time::timeout(limit, handshake).await {
             Ok(Ok(inner)) => Ok(Self { inner, socket, target }),
             Ok(Err(error)) => Err(Error::connecting(&target, error)),
             Err(_) => {
                 let attempted = format!("connect to RabbitMQ at {target}");
-                Err(Error::TimedOut { attempted, after: CONNECT_LIMIT })
+                Err(Error::TimedOut { attempted, after: limit })
             }
         }
     }
@@ -97,11 +102,14 @@ impl Connection {
     /// Whether the connection is open as far as this side knows.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.inner.status().connected()
+        self.inner.status().connected() && !self.socket.is_cut()
     }
 
     /// Closes politely if that is possible within a few seconds, and cuts the connection otherwise.
     pub async fn close(self) {
+        if !self.is_open() {
+            return;
+        }
         let close = self.inner.close(REPLY_SUCCESS, "OK".into());
         if let Err(error) = within(CLOSE_LIMIT, "close the connection", close).await {
             tracing::debug!(target = %self.target, %error, "connection was cut instead of closed");
@@ -123,8 +131,66 @@ impl Connection {
     }
 }
 
+/// Keeps the client library's thread from logging, for as long as it lives.
+///
+/// The library logs every returned message at WARN, payload included. No payload may reach a log,
+/// and not every service that uses this crate filters its log as it should. What the thread has to
+/// say about failures comes back as errors anyway.
+fn silence_this_thread() {
+    std::mem::forget(tracing::dispatcher::set_default(&tracing::Dispatch::none()));
+}
+
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// Threads of the client library in this process; no other test of this binary makes any.
+    fn library_threads() -> usize {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let names =
+            threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "lapin-io-loop").count()
+    }
+
+    #[tokio::test]
+    async fn giving_up_on_a_silent_peer_leaves_neither_socket_nor_thread() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url: BrokerUrl = format!("amqp://{}", listener.local_addr().unwrap()).parse().unwrap();
+        for attempt in ["times out", "is dropped"] {
+            let silent_peer = async {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut received = Vec::new();
+                socket.read_to_end(&mut received).await.unwrap();
+                assert_eq!(received, b"AMQP\0\0\x09\x01", "attempt that {attempt}");
+            };
+            let giving_up = async {
+                if attempt == "times out" {
+                    let error = Connection::open_within(Duration::from_millis(200), &url, "test").await;
+                    assert!(matches!(error.unwrap_err(), Error::TimedOut { .. }));
+                } else {
+                    let open = Connection::open_within(SOON, &url, "test");
+                    assert!(tokio::time::timeout(Duration::from_millis(200), open).await.is_err());
+                }
+            };
+            let both = async { tokio::join!(silent_peer, giving_up) };
+            tokio::time::timeout(SOON, both).await.expect("the socket is cut");
+        }
+        let all_ended = async {
+            while library_threads() > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(SOON, all_ended).await.expect("the threads end");
     }
 }

@@ -72,8 +72,9 @@ pub enum Error {
     /// A name is too long for the protocol.
     #[error("cannot use a name that RabbitMQ cannot hold")]
     Name(#[from] crate::NameTooLong),
-    /// A publisher was used after a wave had broken it, or after a wave was dropped half-way.
-    #[error("this publisher broke in an earlier wave: drop it and open another")]
+    /// A publisher was used after its connection was lost, after a wave had broken it, or after a
+    /// wave was dropped half-way. Nothing was sent.
+    #[error("cannot publish on a broken publisher: drop it and open another")]
     PublisherBroken,
     /// The broker returned a message that is not in the wave, so none of its confirms can be trusted.
     #[error("the broker returned a message that is not in the wave")]

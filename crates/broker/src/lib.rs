@@ -7,7 +7,8 @@
 //! * [`Subscription`]: the stream of deliveries never ends cleanly; a server-sent cancel, a lost
 //!   connection and a deleted queue are all errors, and an acknowledgement that was not sent says so.
 //! * Nothing waits without a limit: connecting, declaring, publishing and closing each have a deadline.
-//! * A password, a payload or a message's content is in no error and no `Debug` output.
+//! * No password and no payload is in an error, in `Debug` output or in a log. (The AMQP client
+//!   library logs every returned message whole; its thread is therefore kept from logging.)
 //!
 //! It does not reconnect: a connection that has failed is dropped and opened anew by its owner's
 //! loop, which knows how long to wait ([`Error::disposition`] says whether waiting makes sense).

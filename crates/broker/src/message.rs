@@ -69,7 +69,7 @@ impl Outgoing {
 /// `x-delivery-count` and their like). It is persistent even if the original was not.
 #[derive(Clone)]
 pub struct MessageCopy {
-    properties: BasicProperties,
+    properties: Box<BasicProperties>,
     headers: BTreeMap<String, HeaderValue>,
     body: Vec<u8>,
 }
@@ -131,7 +131,7 @@ impl MessageCopy {
                 .collect();
             properties = properties.with_headers(kept.into());
         }
-        Self { properties, headers: BTreeMap::new(), body }
+        Self { properties: Box::new(properties), headers: BTreeMap::new(), body }
     }
 
     /// Adds a header, or replaces the original's header of that name.

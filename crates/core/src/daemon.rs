@@ -65,7 +65,7 @@ impl Daemon {
                 tracing::info!(daemon = self.name, "stopped");
             }
             Drained::CutOff => {
-                tracing::warn!(daemon = self.name, "stopped before all work in flight was finished")
+                tracing::warn!(daemon = self.name, "stopped before all work in flight was finished");
             }
         }
     }

@@ -17,6 +17,7 @@ pub mod inbox;
 pub mod lifecycle;
 pub mod metrics;
 pub mod outbox;
+pub mod sampler;
 pub mod schema;
 
 #[cfg(feature = "daemon")]

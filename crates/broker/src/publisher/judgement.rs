@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 
+use lapin::Confirmation;
 use lapin::message::BasicReturnMessage;
 
 use super::Outcome;
@@ -26,6 +27,18 @@ pub(super) enum Heard {
     Nack(Option<Return>),
     /// Nothing, for this reason.
     Nothing { reason: String },
+}
+
+impl From<Confirmation> for Heard {
+    fn from(confirmation: Confirmation) -> Self {
+        match confirmation {
+            Confirmation::Ack(returned) => Self::Ack(returned.map(Return::from)),
+            Confirmation::Nack(returned) => Self::Nack(returned.map(Return::from)),
+            Confirmation::NotRequested => {
+                Self::Nothing { reason: "the channel is not in confirm mode".into() }
+            }
+        }
+    }
 }
 
 /// A returned message.

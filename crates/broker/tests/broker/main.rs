@@ -3,6 +3,8 @@
 //! Every test makes exchanges and queues of its own and removes them. None sleeps: they wait on
 //! conditions, under deadlines.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
+
 mod connection;
 mod forwarder;
 mod publishing;

@@ -1,7 +1,9 @@
 //! What the publisher says of messages when nothing breaks.
 
 use lapin::ConnectionProperties;
-use lapin::options::{QueueBindOptions, QueueDeclareOptions};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lapin::options::{BasicPublishOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use semel_broker::inspect::{self, QueueKind};
 use semel_broker::{Envelope, HeaderValue, Outcome, Outgoing, Received};
@@ -234,7 +236,7 @@ async fn copies_of_messages_without_id_are_told_apart() {
         let channel = raw.create_channel().await.unwrap();
         let bare = lapin::BasicProperties::default();
         channel
-            .basic_publish("".into(), queue.as_str().into(), Default::default(), b"bare", bare)
+            .basic_publish("".into(), queue.as_str().into(), BasicPublishOptions::default(), b"bare", bare)
             .await
             .unwrap();
         bed.wait_for_count(&queue, 1).await;
@@ -254,6 +256,44 @@ async fn copies_of_messages_without_id_are_told_apart() {
         let confirmed = Outcome::Confirmed;
         assert_eq!(wave.outcomes, [confirmed.clone(), returned(), confirmed.clone(), confirmed]);
         bed.wait_for_count(&queue, 3).await;
+    })
+    .await;
+}
+
+/// Counts what the client library says about returned messages, which it logs with their payload.
+struct ReturnsInTheLog;
+
+static RETURNS_IN_THE_LOG: AtomicUsize = AtomicUsize::new(0);
+
+impl tracing::Subscriber for ReturnsInTheLog {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "lapin::returned_messages"
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        if *event.metadata().level() <= tracing::Level::WARN {
+            RETURNS_IN_THE_LOG.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test]
+async fn a_returned_payload_is_not_logged() {
+    tracing::subscriber::set_global_default(ReturnsInTheLog).unwrap();
+    Bed::run(async |bed| {
+        let mut publisher = bed.publisher().await;
+        let wave = publisher.publish_wave(vec![bed.outgoing("nowhere", "secret")]).await;
+        assert_eq!(wave.outcomes, [returned()]);
+        assert_eq!(RETURNS_IN_THE_LOG.load(Ordering::SeqCst), 0);
     })
     .await;
 }

@@ -39,15 +39,18 @@ impl Bed {
         topology::declare_exchange(&connection, &exchange).await.unwrap();
         let bed = Bed { connection, exchange, queues: Mutex::default(), exchanges: Mutex::default() };
 
-        let result =
-            AssertUnwindSafe(within("the test", Duration::from_secs(120), test(&bed))).catch_unwind().await;
+        let result = AssertUnwindSafe(within("the test", Duration::from_mins(2), Box::pin(test(&bed))))
+            .catch_unwind()
+            .await;
 
-        for queue in bed.queues.lock().unwrap().iter() {
-            inspect::delete_queue(&bed.connection, queue).await.unwrap();
+        let queues = std::mem::take(&mut *bed.queues.lock().unwrap());
+        for queue in queues {
+            inspect::delete_queue(&bed.connection, &queue).await.unwrap();
         }
-        bed.exchanges.lock().unwrap().push(bed.exchange.clone());
-        for exchange in bed.exchanges.lock().unwrap().iter() {
-            inspect::delete_exchange(&bed.connection, exchange).await.unwrap();
+        let mut exchanges = std::mem::take(&mut *bed.exchanges.lock().unwrap());
+        exchanges.push(bed.exchange.clone());
+        for exchange in exchanges {
+            inspect::delete_exchange(&bed.connection, &exchange).await.unwrap();
         }
         bed.connection.close().await;
         if let Err(panic) = result {

@@ -137,20 +137,23 @@ pub async fn read(
     .await
 }
 
-/// Marks exactly these events as published, in the transaction that holds their lanes; returns how many it found unmarked.
+/// Marks exactly these events as published, in the transaction that holds their lanes.
+///
+/// Returns, for each that was not marked yet, the seconds from its insertion to now by the database's clock.
 ///
 /// # Errors
 ///
 /// When the database fails.
-pub async fn mark(connection: &mut PgConnection, confirmed: &[Uuid]) -> Result<u64, sqlx::Error> {
-    let done = sqlx::query!(
-        "-- outbox_mark
-        UPDATE outbox SET published_at = clock_timestamp() WHERE event_id = ANY($1) AND published_at IS NULL",
+pub async fn mark(connection: &mut PgConnection, confirmed: &[Uuid]) -> Result<Vec<f64>, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"-- outbox_mark
+        UPDATE outbox SET published_at = clock_timestamp()
+        WHERE event_id = ANY($1) AND published_at IS NULL
+        RETURNING EXTRACT(EPOCH FROM published_at - created_at)::FLOAT8 AS "latency!""#,
         confirmed
     )
-    .execute(connection)
-    .await?;
-    Ok(done.rows_affected())
+    .fetch_all(connection)
+    .await
 }
 
 /// Says whether the server is in recovery, where its locks and its rows are not the primary's.

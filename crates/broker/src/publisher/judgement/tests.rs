@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::*;
 
-fn returned(id: &str) -> Option<Return> {
-    Some(Return { id: Some(id.into()), reason: "312 NO_ROUTE".into() })
+fn returned(id: &str) -> Return {
+    Return { id: Some(id.into()), reason: "312 NO_ROUTE".into() }
 }
 
 fn nothing() -> Heard {
@@ -20,7 +20,7 @@ fn back() -> Outcome {
 fn a_return_belongs_to_its_id_and_not_to_its_confirm() {
     let judged = judge(
         &[Some("a"), Some("b"), Some("c")],
-        vec![Heard::Ack(None), Heard::Ack(returned("c")), Heard::Ack(None)],
+        vec![Heard::Ack(None), Heard::Ack(Some(returned("c"))), Heard::Ack(None)],
     );
     assert_eq!(judged.outcomes, [Outcome::Confirmed, Outcome::Confirmed, back()]);
     assert!(!judged.stray_return);
@@ -28,7 +28,7 @@ fn a_return_belongs_to_its_id_and_not_to_its_confirm() {
 
 #[test]
 fn a_nack_can_carry_another_messages_return() {
-    let judged = judge(&[Some("a"), Some("b")], vec![Heard::Ack(None), Heard::Nack(returned("a"))]);
+    let judged = judge(&[Some("a"), Some("b")], vec![Heard::Ack(None), Heard::Nack(Some(returned("a")))]);
     assert_eq!(judged.outcomes, [back(), Outcome::Nacked]);
 }
 
@@ -36,7 +36,7 @@ fn a_nack_can_carry_another_messages_return() {
 fn an_ack_with_a_foreign_return_is_not_believed_while_confirms_are_missing() {
     let judged = judge(
         &[Some("a"), Some("b"), Some("c")],
-        vec![Heard::Ack(None), Heard::Ack(returned("c")), nothing()],
+        vec![Heard::Ack(None), Heard::Ack(Some(returned("c"))), nothing()],
     );
     assert_eq!(judged.outcomes[0], Outcome::Confirmed);
     assert!(matches!(judged.outcomes[1], Outcome::Unknown { .. }));
@@ -54,7 +54,7 @@ fn messages_without_id_are_recognised_by_that() {
 fn a_stray_return_discredits_every_confirm() {
     let judged = judge(
         &[Some("a"), Some("b"), Some("c")],
-        vec![Heard::Ack(returned("z")), Heard::Ack(returned("b")), Heard::Nack(None)],
+        vec![Heard::Ack(Some(returned("z"))), Heard::Ack(Some(returned("b"))), Heard::Nack(None)],
     );
     assert!(judged.stray_return);
     assert!(matches!(judged.outcomes[0], Outcome::Unknown { .. }));
@@ -103,7 +103,7 @@ fn no_unroutable_message_is_ever_confirmed() {
             if *is_return {
                 waiting.push_back(*message);
             } else {
-                heard[*message] = Heard::Ack(waiting.pop_front().and_then(|message| returned(&ids[message])));
+                heard[*message] = Heard::Ack(waiting.pop_front().map(|message| returned(&ids[message])));
             }
         }
 

@@ -1,0 +1,45 @@
+//! Why a pass of the relay failed.
+
+use semel_core::database;
+use semel_core::disposition::{Disposed, Disposition};
+
+/// Why a pass of the relay failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    /// The database failed. Lanes are free again, and what was published and not marked is published again.
+    #[error("{attempted}")]
+    Database {
+        /// What was attempted.
+        attempted: &'static str,
+        /// Why it failed.
+        source: sqlx::Error,
+    },
+    /// The server is a standby, where locks and rows are not the primary's.
+    #[error("the database is in recovery: a relay works on the primary only")]
+    Recovering,
+    /// The broker failed; no event is to blame.
+    #[error("the broker is away")]
+    Broker(#[source] semel_broker::Error),
+    /// The broker has raised an alarm and takes nothing.
+    #[error("the broker is blocked by an alarm and takes no messages")]
+    Blocked,
+}
+
+impl RelayError {
+    pub(crate) fn database(attempted: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
+        move |source| Self::Database { attempted, source }
+    }
+}
+
+impl Disposed for RelayError {
+    fn disposition(&self) -> Disposition {
+        match self {
+            Self::Database { source, .. } => database::disposition(source),
+            Self::Broker(error) => match error.disposition() {
+                semel_broker::Disposition::Retry => Disposition::Retry,
+                semel_broker::Disposition::Fatal => Disposition::Fail,
+            },
+            Self::Recovering | Self::Blocked => Disposition::Retry,
+        }
+    }
+}

@@ -1,0 +1,33 @@
+# A thin index of the `cargo xtask` commands; nothing needs `just` to be installed.
+
+# List the commands
+default:
+    @just --list --unsorted
+
+# Build everything and show it at work, on private Postgres and RabbitMQ
+demo *arguments:
+    cargo xtask demo {{ arguments }}
+
+# Build everything and keep it running until Ctrl-C
+dev *arguments:
+    cargo xtask dev {{ arguments }}
+
+# Run every test: [--full] [--suite NAME] [-- filters]
+test *arguments:
+    cargo xtask test {{ arguments }}
+
+# Check form: formatting, lints, dependency rules, documentation, generated files
+check *steps:
+    cargo xtask check {{ steps }}
+
+# Write docs/reference from the daemons' own --help
+generate:
+    cargo xtask generate
+
+# Renew .sqlx from the migrations
+prepare:
+    cargo xtask prepare
+
+# Stop the private Postgres and RabbitMQ
+down:
+    cargo xtask down
