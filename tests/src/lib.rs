@@ -9,10 +9,19 @@
 //! `semel-bed services down`. Linux only: liveness is read from `/proc`.
 
 pub mod bed;
+pub mod client;
+pub mod demo;
+pub mod dev;
 pub mod net;
+pub mod output;
 pub mod pid;
+pub mod prepare;
 pub mod process;
 pub mod progress;
 pub mod proxy;
+pub mod reconcile;
 pub mod services;
+pub mod system;
+pub mod tap;
 pub mod wait;
+pub mod workspace;

@@ -39,6 +39,12 @@ impl ProcessId {
         Stat::read(self.pid).is_some_and(|stat| stat.started == self.started && stat.state != 'Z')
     }
 
+    /// Whether it stands still because of a SIGSTOP.
+    #[must_use]
+    pub fn is_frozen(self) -> bool {
+        Stat::read(self.pid).is_some_and(|stat| stat.started == self.started && stat.state == 'T')
+    }
+
     /// Sends a signal; says whether the process was still there.
     ///
     /// # Errors

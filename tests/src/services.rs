@@ -125,14 +125,16 @@ impl Services {
         };
         let starting_postgres = async {
             match (postgres, bin) {
-                (None, Some(bin)) => progress.step("starting a private Postgres", own_postgres.create(&bin)).await,
+                (None, Some(bin)) => {
+                    progress.step("starting a private Postgres", Box::pin(own_postgres.create(&bin))).await
+                }
                 (postgres, _) => postgres.context("no Postgres"),
             }
         };
         let starting_rabbitmq = async {
             match (rabbitmq, script) {
                 (None, Some(script)) => {
-                    progress.step("starting a private RabbitMQ", own_rabbitmq.create(&script)).await
+                    progress.step("starting a private RabbitMQ", Box::pin(own_rabbitmq.create(&script))).await
                 }
                 (rabbitmq, _) => rabbitmq.context("no RabbitMQ"),
             }
@@ -166,7 +168,8 @@ impl Services {
         let postgres = if private_postgres {
             PrivatePostgres::at(&place).remembered().context(NOT_TOLD)?
         } else {
-            let admin = Url::parse(&read(POSTGRES_URL)?).with_context(|| format!("{POSTGRES_URL} cannot be parsed"))?;
+            let admin = Url::parse(&read(POSTGRES_URL)?)
+                .with_context(|| format!("{POSTGRES_URL} cannot be parsed"))?;
             Postgres { admin, password: None, private: None }
         };
         let rabbitmq = if private_rabbitmq {

@@ -51,7 +51,11 @@ impl<T, E: Debug> Observation for Result<T, E> {
 /// # Errors
 ///
 /// The condition did not hold within the deadline; the message says what was seen last.
-pub async fn eventually<P, F>(what: &str, deadline: Duration, mut probe: P) -> Result<<F::Output as Observation>::Value>
+pub async fn eventually<P, F>(
+    what: &str,
+    deadline: Duration,
+    mut probe: P,
+) -> Result<<F::Output as Observation>::Value>
 where
     P: FnMut() -> F,
     F: Future,

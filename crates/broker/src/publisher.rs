@@ -205,9 +205,14 @@ impl Publisher {
         let in_time = tokio::time::timeout_at(deadline, all_heard).await.is_ok();
         if !in_time {
             // Those behind the first silent one were not looked at yet.
-            for slot in &mut slots {
-                poll_fn(|context| Poll::Ready(slot.poll_heard(context).is_ready())).await;
-            }
+            poll_fn(|context| {
+                look_until_quiet(slots.len(), |slot| {
+                    let slot = &mut slots[slot];
+                    !matches!(slot, Slot::Heard(..)) && slot.poll_heard(context).is_ready()
+                });
+                Poll::Ready(())
+            })
+            .await;
         }
 
         let (heard, causes): (Vec<_>, Vec<_>) = slots.into_iter().map(Slot::into_heard).unzip();
@@ -217,7 +222,7 @@ impl Publisher {
         let broken = if !in_time {
             // Ends the library's record of the confirms that are dropped here, and what of the
             // wave was not sent yet.
-            if false { self.connection.cut(); }
+            self.connection.cut();
             let attempted = format!("get {} messages confirmed", part.len());
             Some(Error::TimedOut { attempted, after: self.confirm_limit })
         } else if judged.stray_return {
@@ -227,6 +232,22 @@ impl Publisher {
                 .map(|cause| Error::failed(format!("publish {} messages", part.len()), cause))
         };
         (judged.outcomes, broken)
+    }
+}
+
+/// Looks at every slot in turn until a whole round finds nothing new; `look` says whether it did.
+///
+/// One round is not enough. Confirms go on arriving meanwhile: a message's return can be handed to
+/// a slot that was silent when looked at, and the message's own confirm, which comes after that,
+/// be found plain a moment later. A last round that finds nothing new proves that whatever was
+/// handed out before the confirms that count has been seen.
+fn look_until_quiet(slots: usize, mut look: impl FnMut(usize) -> bool) {
+    let mut news = true;
+    while news {
+        news = false;
+        for slot in 0..slots {
+            news |= look(slot);
+        }
     }
 }
 
@@ -278,5 +299,25 @@ impl Slot<'_> {
             Self::Sent(_) => (Heard::Nothing { reason: "not confirmed in time".into() }, None),
             Self::Heard(heard, cause) => (heard, cause),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::look_until_quiet;
+
+    /// Slot 0 gets its confirm, with slot 1's return, just after it was looked at; slot 1 gets its
+    /// own just before it is.
+    #[test]
+    fn a_confirm_that_comes_between_two_looks_is_heard() {
+        let mut arrived = [false, false];
+        let mut heard = [false, false];
+        look_until_quiet(2, |slot| {
+            let news = arrived[slot] && !heard[slot];
+            heard[slot] = arrived[slot];
+            arrived = [true, true];
+            news
+        });
+        assert_eq!(heard, [true, true]);
     }
 }

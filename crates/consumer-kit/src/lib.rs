@@ -1,1 +1,63 @@
-//! Placeholder.
+//! Consumers of events whose effects happen once, however often a message is delivered.
+//!
+//! It promises:
+//!
+//! * **No effect twice.** The event's row in `processed_events` and the handler's writes commit together, in the
+//!   consumer's own database, and the row is written first: a concurrent twin waits for it and then writes nothing.
+//! * **No effect lost.** A message is acknowledged after the commit, and never when its outcome is unknown: then the
+//!   channel is closed, and redelivery and deduplication decide.
+//! * **No message lost.** What cannot be handled goes to `<queue>.dead`, with the reason in its headers, by a publish that
+//!   the broker has confirmed before the original is acknowledged.
+//!
+//! A [`Handler`] gets a transaction and a typed [`Event`]. It may append events of its own to the outbox in that
+//! transaction (`semel_core::outbox::append`). It cannot acknowledge, and it cannot forget to deduplicate. A
+//! [`Consumer`] does the rest: topology, connections, retries, dead letters, shutdown.
+//!
+//! The database needs the migration set `semel_core::schema::INBOX`, and `ENGINE` where a handler uses the outbox.
+//!
+//! # Example
+//!
+//! `examples/stock.rs`:
+//!
+//! ```no_run
+#![doc = include_str!("../examples/stock.rs")]
+//! ```
+//!
+//! # What becomes of a message
+//!
+//! | what happens | what is done | counted as |
+//! |---|---|---|
+//! | the handler succeeds | commit, then acknowledge | `effect` |
+//! | the event took effect before | acknowledge | `duplicate` |
+//! | the handler fails [transiently](HandlerError::Transient), panics or exceeds its time | roll back, wait, give back to the queue | `retried` |
+//! | the same, at the last delivery that the delivery limit allows | roll back, dead letter, acknowledge | `dead` |
+//! | the handler fails [permanently](HandlerError::Permanent) | roll back, dead letter, acknowledge | `dead` |
+//! | no event id, or a payload of another shape | dead letter, acknowledge | `invalid` |
+//! | the database is away, or the outcome of the commit is unknown | close the channel, wait for the database, subscribe again | |
+//!
+//! A serialisation failure or a deadlock is repeated once at once. A crash at any point leaves the message
+//! unacknowledged; at worst, a dead letter that was confirmed but whose original was not acknowledged is there twice.
+//!
+//! Messages are handled side by side and in no order. It does not purge `processed_events`: keep its rows longer than the
+//! longest time after which a message may be delivered again.
+
+mod builder;
+mod consumer;
+mod dead_letter;
+mod error;
+mod event;
+pub mod failpoints;
+mod handler;
+mod message;
+pub mod metrics;
+mod session;
+mod transaction;
+
+pub use builder::{ConsumerBuilder, InvalidConsumer, Readiness, TopologyMode};
+pub use consumer::Consumer;
+pub use dead_letter::headers as dead_letter_headers;
+pub use error::Error;
+pub use event::Event;
+pub use handler::{Handler, HandlerError};
+/// Where the broker is.
+pub use semel_broker::{BrokerUrl, BrokerUrlError};

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use cargo_metadata::MetadataCommand;
 
 use crate::workspace::{self, Workspace};
-use crate::{output, sources};
+use crate::{bed, output, sources};
 
 mod postgres;
 
@@ -70,8 +70,9 @@ fn describe_queries(workspace: &Workspace) -> Result<Queries> {
     }
     fs::create_dir_all(&folder)?;
 
+    let tools = postgres_tools(workspace)?;
     let postgres = output::step("starting a throw-away Postgres with every migration set", || {
-        let postgres = Postgres::start()?;
+        let postgres = Postgres::start(tools)?;
         for file in migrations(&workspace.root.join("migrations"))? {
             postgres.apply(&file)?;
         }
@@ -79,18 +80,27 @@ fn describe_queries(workspace: &Workspace) -> Result<Queries> {
     })?;
     output::step("asking it about every query", || {
         // The macros write their data while they expand, and Cargo does not expand again what is up to date.
-        workspace::run(
-            workspace.cargo("clean").args(["--quiet", "--workspace", "--target-dir"]).arg(&scratch),
-        )?;
+        workspace::run(workspace.cargo("clean").args(["--workspace", "--target-dir"]).arg(&scratch))?;
         let mut check = workspace.bare_cargo();
         // Beats the committed `.cargo/config.toml`, which keeps every other build away from databases.
-        check.args(["--config", "env.SQLX_OFFLINE={value='false',force=true}"]);
-        check.args(["check", "--quiet", "--all-targets", "--all-features", "--target-dir"]).arg(&scratch);
+        check.args(["--config", "env.SQLX_OFFLINE.value='false'"]);
+        check.args(["check", "--all-targets", "--all-features", "--target-dir"]).arg(&scratch);
         check.args(packages.iter().flat_map(|package| ["--package", package]));
         check.env("DATABASE_URL", postgres.url()).env("SQLX_OFFLINE_DIR", &folder);
         workspace::run(&mut check)
     })?;
     load(&folder)
+}
+
+fn postgres_tools(workspace: &Workspace) -> Result<PathBuf> {
+    if let Some(found) = postgres::tools() {
+        return Ok(found);
+    }
+    output::say("==> there is no Postgres here: the test bed installs one");
+    let installed = bed::build_all(workspace).and_then(|()| bed::start_services(workspace));
+    let found = installed.map(|_| postgres::tools());
+    let advice = "install PostgreSQL 15 or newer, or say by SEMEL_POSTGRES_BIN where its programs are";
+    found.and_then(|found| found.context("there is still no initdb")).context(advice)
 }
 
 fn load(folder: &Path) -> Result<Queries> {
@@ -128,7 +138,7 @@ fn packages(workspace: &Workspace) -> Result<Vec<String>> {
 }
 
 /// The migrations of every set, in the order of their names; the sets' tables do not refer to each other's.
-fn migrations(folder: &Path) -> Result<Vec<std::path::PathBuf>> {
+fn migrations(folder: &Path) -> Result<Vec<PathBuf>> {
     let list = |folder: &Path| -> Result<Vec<_>> {
         let entries = fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))?;
         let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;

@@ -6,7 +6,6 @@
 
 use std::io::{BufRead as _, BufReader, Write};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
@@ -40,23 +39,22 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
     let services = bed::start_services(workspace)?;
 
     let mut command = workspace.cargo("test");
-    command.args(["--workspace", "--no-fail-fast"]);
+    command.args(["--workspace", "--no-fail-fast"]).env_remove("CARGO_TERM_QUIET");
     if let Some(suite) = &options.suite {
         command.args(["--test", suite]);
     }
     command.arg("--").args(&options.filters);
     environment(&mut command, workspace, &services, options.full);
 
-    let start = Instant::now();
-    output::say("==> cargo test");
-    let (totals, code) = stream(&mut command, &mut std::io::stdout().lock())?;
-    output::say(&format!("==> {totals} in {}", output::seconds(start.elapsed())));
+    let mut stdout = std::io::stdout().lock();
+    let (totals, code) = output::step("cargo test", || stream(&mut command, &mut stdout))?;
     if code != ExitCode::SUCCESS && totals.failed == 0 {
         output::say("error: a test program did not build, or died before it could report: see above");
     }
     for leak in &leaks {
         output::say(&format!("error: {leak}"));
     }
+    writeln!(stdout, "{totals}")?;
     Ok(if leaks.is_empty() { code } else { ExitCode::FAILURE })
 }
 

@@ -1,5 +1,6 @@
 //! Where the workspace is, and how its tools are run.
 
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -52,6 +53,10 @@ impl Workspace {
             if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
                 command.env_remove(&name);
             }
+        }
+        if !std::io::stderr().is_terminal() {
+            // Nobody watches: no line per dependency. Warnings and errors are still told.
+            command.env("CARGO_TERM_QUIET", "true");
         }
         command
     }

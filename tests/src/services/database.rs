@@ -23,7 +23,8 @@ pub struct Database {
 impl Database {
     pub(super) async fn create(server: &Postgres, prefix: &str) -> Result<Self> {
         check_name(prefix)?;
-        let database = Self { name: unique_name(prefix), server: server.clone(), owed: AtomicBool::new(false) };
+        let database =
+            Self { name: unique_name(prefix), server: server.clone(), owed: AtomicBool::new(false) };
         database.build(&mut server.connect().await?).await?;
         database.owed.store(true, Ordering::Release);
         Ok(database)
@@ -47,7 +48,9 @@ impl Database {
         let owner = self.server.password.as_ref().map(|_| format!(" OWNER {ROLE}")).unwrap_or_default();
         let create = format!("CREATE DATABASE \"{name}\"{owner}");
         connection.execute(AssertSqlSafe(create)).await.with_context(|| {
-            format!("creating the database {name}; if DATABASE_URL is set, its role needs CREATEDB, or unset it")
+            format!(
+                "creating the database {name}; if DATABASE_URL is set, its role needs CREATEDB, or unset it"
+            )
         })?;
         Ok(())
     }

@@ -77,7 +77,8 @@ impl Machine {
         }
         let name = package.name();
         progress.step(&format!("installing the package {name}"), self.install(package)).await?;
-        self.find(package)?.with_context(|| format!("the package {name} is installed, but its programs were not found"))
+        self.find(package)?
+            .with_context(|| format!("the package {name} is installed, but its programs were not found"))
     }
 
     fn find(&self, package: Package) -> Result<Option<PathBuf>> {
@@ -95,12 +96,16 @@ impl Machine {
         }
         let versions = fs::read_dir(&self.postgres_versions).into_iter().flatten().flatten();
         let mut bins: Vec<(u32, PathBuf)> = versions
-            .filter_map(|version| Some((version.file_name().to_str()?.parse().ok()?, version.path().join("bin"))))
+            .filter_map(|version| {
+                Some((version.file_name().to_str()?.parse().ok()?, version.path().join("bin")))
+            })
             .filter(|(_, bin)| complete(bin))
             .collect();
         bins.sort();
         let newest = bins.pop().map(|(_, bin)| bin);
-        Ok(newest.or_else(|| search(&self.path, "initdb")?.parent().filter(|bin| complete(bin)).map(Path::to_path_buf)))
+        Ok(newest.or_else(|| {
+            search(&self.path, "initdb")?.parent().filter(|bin| complete(bin)).map(Path::to_path_buf)
+        }))
     }
 
     fn find_rabbitmq(&self) -> Result<Option<PathBuf>> {
@@ -145,12 +150,11 @@ impl Machine {
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let said = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-            let by_hand = if self.root {
-                by_hand
-            } else {
-                format!("sudo sh -c '{by_hand}'")
-            };
-            bail!("{name} is not installed, and installing it failed ({}; it said: {said}); type: {by_hand}", output.status);
+            let by_hand = if self.root { by_hand } else { format!("sudo sh -c '{by_hand}'") };
+            bail!(
+                "{name} is not installed, and installing it failed ({}; it said: {said}); type: {by_hand}",
+                output.status
+            );
         }
         Ok(())
     }

@@ -41,21 +41,19 @@ impl Launch<'_> {
     ///
     /// `setsid` becomes the program, so the process id is the program's.
     pub(super) fn detach(&self) -> Result<ProcessId> {
-        let mut command = match on_path("setsid") {
-            Some(setsid) => {
-                let mut args = vec![self.program.into()];
-                args.extend_from_slice(&self.args);
-                self.command(setsid.as_os_str(), &args)?
-            }
-            None => {
-                let mut command = self.command(self.program.as_os_str(), &self.args)?;
-                command.process_group(0);
-                command
-            }
+        let mut command = if let Some(setsid) = on_path("setsid") {
+            let mut args = vec![self.program.into()];
+            args.extend_from_slice(&self.args);
+            self.command(setsid.as_os_str(), &args)?
+        } else {
+            let mut command = self.command(self.program.as_os_str(), &self.args)?;
+            command.process_group(0);
+            command
         };
         let child = command.spawn().with_context(|| format!("starting {}", self.program.display()))?;
         let pid = i32::try_from(child.id()).context("a process id is 31 bits")?;
-        ProcessId::of(pid).with_context(|| format!("{} ended at once{}", self.program.display(), tail(self.log)))
+        ProcessId::of(pid)
+            .with_context(|| format!("{} ended at once{}", self.program.display(), tail(self.log)))
     }
 
     fn command(&self, program: &OsStr, args: &[OsString]) -> Result<Command> {
@@ -108,9 +106,7 @@ pub(super) fn tail(log: &Path) -> String {
 pub(super) fn orphans(program: &str, dir: &Path) -> Vec<ProcessId> {
     let dir = dir.as_os_str().as_encoded_bytes();
     let mentions = |path: PathBuf| {
-        fs::read(path).is_ok_and(|text| {
-            text.split(|&byte| byte == 0).any(|word| word.ends_with(dir))
-        })
+        fs::read(path).is_ok_and(|text| text.split(|&byte| byte == 0).any(|word| word.ends_with(dir)))
     };
     crate::pid::all()
         .filter(|pid| {

@@ -101,7 +101,12 @@ impl Management {
     /// # Errors
     ///
     /// There is no answer, or it is neither a success nor the 404 of a deletion.
-    pub async fn call<T: DeserializeOwned>(&self, method: Method, path: &[&str], body: Option<Value>) -> Result<T> {
+    pub async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &[&str],
+        body: Option<Value>,
+    ) -> Result<T> {
         let mut url = self.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().push("api").extend(path);
@@ -113,10 +118,12 @@ impl Management {
             Some(body) => request.json(&body),
             None => request,
         };
-        let answer = request.send().await.map_err(reqwest::Error::without_url).with_context(|| what.clone())?;
+        let answer =
+            request.send().await.map_err(reqwest::Error::without_url).with_context(|| what.clone())?;
         let status = answer.status();
         let body = answer.bytes().await.map_err(reqwest::Error::without_url).with_context(|| what.clone())?;
-        if !status.is_success() && !(deletion && status == StatusCode::NOT_FOUND) {
+        let gone = deletion && status == StatusCode::NOT_FOUND;
+        if !status.is_success() && !gone {
             bail!("{what}: {status}: {}", String::from_utf8_lossy(&body));
         }
         let body: &[u8] = if status.is_success() && !body.is_empty() { &body } else { b"null" };

@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::wait::eventually;
 
 /// How long another command may hold the lock: it may be installing packages.
-const LOCK_DEADLINE: Duration = Duration::from_secs(600);
+const LOCK_DEADLINE: Duration = Duration::from_mins(10);
 
 /// A user that a server runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,8 @@ impl User {
             Some(Self { uid: fields[2].parse().ok()?, gid: fields[3].parse().ok()? })
         };
         let user = find("postgres").or_else(|| find("nobody"));
-        user.map(Some).context("Postgres does not run as root, and there is no user postgres or nobody to run it as")
+        user.map(Some)
+            .context("Postgres does not run as root, and there is no user postgres or nobody to run it as")
     }
 }
 
@@ -59,7 +60,7 @@ impl Place {
     /// The workspace's folder does not exist.
     pub fn of(root: &Path) -> Result<Self> {
         let root = root.canonicalize().with_context(|| format!("no workspace at {}", root.display()))?;
-        let dir = crate::process::target_dir(&root).join("services");
+        let dir = crate::workspace::target_dir(&root).join("services");
         if is_root() && !open_to_others(&dir) {
             let dir = format!("/var/tmp/semel-{}-{:016x}", uid(), hash(&root));
             return Ok(Self { dir: PathBuf::from(dir) });

@@ -23,14 +23,13 @@ use super::launch::{Launch, orphans, tail};
 use super::place::{Place, StateFile, User, remove_dir};
 use crate::net::{free_port, owner_of};
 use crate::pid::ProcessId;
-use crate::progress::Progress;
 use crate::wait::eventually;
 
 /// The role of a private Postgres that owns the databases made for a test, and needs a password.
 pub const ROLE: &str = "semel";
 
 const NAME: &str = "postgres";
-const START_DEADLINE: Duration = Duration::from_secs(60);
+const START_DEADLINE: Duration = Duration::from_mins(1);
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// How often a start is tried with another port.
@@ -227,7 +226,10 @@ impl PrivatePostgres {
                 Ok(Err(anyhow!("Postgres ended while starting")))
             }
         });
-        ready.await.and_then(|outcome| outcome.map(drop)).with_context(|| format!("starting Postgres{}", tail(&self.log())))
+        ready
+            .await
+            .and_then(|outcome| outcome.map(drop))
+            .with_context(|| format!("starting Postgres{}", tail(&self.log())))
     }
 
     /// Ends the server like a shutdown of the machine: sessions are terminated, then a checkpoint.

@@ -27,7 +27,7 @@ use crate::progress::Progress;
 use crate::wait::eventually;
 
 const NAME: &str = "rabbitmq";
-const START_DEADLINE: Duration = Duration::from_secs(120);
+const START_DEADLINE: Duration = Duration::from_mins(2);
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// How often a start is tried with other ports.
@@ -86,7 +86,9 @@ impl RabbitMq {
         ensure!(url.host_str().is_some(), "AMQP_URL names no host");
         let connecting = lapin::Connection::connect(url.as_str(), lapin::ConnectionProperties::default());
         let connected = tokio::time::timeout(CONNECT_DEADLINE, connecting).await;
-        connected.context("the broker of AMQP_URL did not answer in time")?.context("connecting to AMQP_URL")?;
+        connected
+            .context("the broker of AMQP_URL did not answer in time")?
+            .context("connecting to AMQP_URL")?;
         let found = find_management(&url, management).await;
         if let Err(reason) = &found {
             progress.say(format_args!(
@@ -140,23 +142,25 @@ pub(super) fn vhost_url(base: &Url, vhost: &str) -> Url {
 }
 
 async fn find_management(amqp: &Url, given: Option<String>) -> Result<Management> {
-    let url = match given {
-        Some(url) => url,
-        None => {
-            ensure!(amqp.scheme() == "amqp", "the broker is reached over TLS");
-            let mut url = Url::parse("http://localhost/").context("a constant URL")?;
-            let with = |outcome: Result<(), ()>| outcome.map_err(|()| anyhow!("AMQP_URL is unlike an HTTP URL"));
-            url.set_host(amqp.host_str()).context("the host of AMQP_URL")?;
-            with(url.set_port(Some(MANAGEMENT_PORT)))?;
-            with(url.set_username(if amqp.username().is_empty() { "guest" } else { amqp.username() }))?;
-            with(url.set_password(Some(amqp.password().unwrap_or("guest"))))?;
-            url.into()
-        }
+    let management = match given {
+        Some(url) => Management::new(&url)?,
+        None => Management::new(beside(amqp)?.as_str())?,
     };
-    let management = Management::new(&url)?;
     let asking = tokio::time::timeout(CONNECT_DEADLINE, management.is_administrator()).await;
     ensure!(asking.context("no answer in time")??, "its user is no administrator");
     Ok(management)
+}
+
+/// The URL at which a broker's management API is by default, for the same user.
+fn beside(amqp: &Url) -> Result<Url> {
+    ensure!(amqp.scheme() == "amqp", "the broker is reached over TLS");
+    let mut url = Url::parse("http://localhost/").context("a constant URL")?;
+    let user = if amqp.username().is_empty() { "guest" } else { amqp.username() };
+    let password = amqp.password().unwrap_or("guest");
+    url.set_host(amqp.host_str()).context("the host of AMQP_URL")?;
+    let set = [url.set_port(Some(MANAGEMENT_PORT)), url.set_username(user), url.set_password(Some(password))];
+    ensure!(set.iter().all(Result::is_ok), "AMQP_URL is unlike an HTTP URL");
+    Ok(url)
 }
 
 /// Opens a connection as far as the broker's greeting: the method Connection.Start in channel 0.
@@ -238,7 +242,8 @@ impl PrivateRabbitMq {
         let me = std::process::id().try_into().context("a process id is 31 bits")?;
         let process = ProcessId::of(me).context("this process is not in /proc")?;
         let script = script.to_path_buf();
-        let mut state = State { process, script, amqp_port, management_port, distribution_port, ready: false };
+        let mut state =
+            State { process, script, amqp_port, management_port, distribution_port, ready: false };
         state.process = self.launch(&state)?;
         self.state.save(&state)?;
         let server = self.server(&state)?;
@@ -289,7 +294,10 @@ impl PrivateRabbitMq {
                 Ok(Err(anyhow!("RabbitMQ ended while starting")))
             }
         });
-        ready.await.and_then(|outcome| outcome.map(drop)).with_context(|| format!("starting RabbitMQ{}", tail(&self.log())))
+        ready
+            .await
+            .and_then(|outcome| outcome.map(drop))
+            .with_context(|| format!("starting RabbitMQ{}", tail(&self.log())))
     }
 
     /// Ends the server in order.

@@ -105,7 +105,9 @@ impl Vhost {
     /// The management API does not answer.
     pub async fn delete_now(self) -> Result<()> {
         match &self.management {
-            Some(management) if self.owed.swap(false, Ordering::AcqRel) => management.delete_vhost(&self.name).await,
+            Some(management) if self.owed.swap(false, Ordering::AcqRel) => {
+                management.delete_vhost(&self.name).await
+            }
             _ => Ok(()),
         }
     }

@@ -163,3 +163,30 @@ async fn a_wave_that_is_dropped_half_way_breaks_the_publisher() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_unroutable_message_is_confirmed_by_a_wave_that_runs_out_of_time() {
+    Bed::run(async |bed| {
+        bed.queue(QueueKind::Classic).await;
+        let mut late_waves = 0;
+        for round in 0..120_u64 {
+            let limit = Duration::from_micros(500 + round * 150);
+            let mut publisher = bed.publisher().await.with_confirm_limit(limit);
+            let unroutable = |n: u64| (n + round).is_multiple_of(3);
+            let wave =
+                (0..200).map(|n| bed.outgoing(if unroutable(n) { "nowhere" } else { "in" }, "x")).collect();
+            let wave = publisher.publish_wave(wave).await;
+            for (n, outcome) in (0..).zip(&wave.outcomes) {
+                match outcome {
+                    Outcome::Confirmed => assert!(!unroutable(n), "round {round}, message {n}"),
+                    Outcome::Returned { .. } => assert!(unroutable(n), "round {round}, message {n}"),
+                    other => assert!(is_unknown(other) && wave.broken.is_some(), "{other:?}"),
+                }
+            }
+            let heard = wave.outcomes.iter().filter(|outcome| !is_unknown(outcome)).count();
+            late_waves += usize::from(heard > 0 && heard < 200);
+        }
+        assert!(late_waves > 5, "only {late_waves} waves ran out of time half-way");
+    })
+    .await;
+}

@@ -23,12 +23,12 @@ pub(crate) struct Postgres {
 }
 
 impl Postgres {
-    /// Makes a server and waits until it takes connections.
-    pub(crate) fn start() -> Result<Self> {
+    /// Makes a server from the programs in a folder, and waits until it takes connections.
+    pub(crate) fn start(tools: PathBuf) -> Result<Self> {
         // Short, since the path of a socket is limited to 107 bytes.
         let folder = std::env::temp_dir().join(format!("semel-prepare-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("making {}", folder.display()))?;
-        let mut postgres = Self { tools: tools()?, folder, owner: owner()?, server: None };
+        let mut postgres = Self { tools, folder, owner: owner()?, server: None };
         if let Some((user, group)) = postgres.owner {
             chown(&postgres.folder, Some(user), Some(group))
                 .with_context(|| format!("giving {} to another user", postgres.folder.display()))?;
@@ -52,17 +52,8 @@ impl Postgres {
     /// Runs a file of SQL.
     pub(crate) fn apply(&self, file: &Path) -> Result<()> {
         let sql = fs::File::open(file).with_context(|| format!("opening {}", file.display()))?;
-        let mut psql = self.tool("psql");
-        psql.args([
-            "--no-psqlrc",
-            "--quiet",
-            "--set=ON_ERROR_STOP=1",
-            "--username=postgres",
-            "--dbname=postgres",
-        ]);
-        psql.arg("--host").arg(&self.folder).env("PGOPTIONS", "-c client_min_messages=warning");
         // By standard input, since the user that we run as may not be allowed to read the checkout.
-        workspace::read(psql.stdin(sql)).with_context(|| format!("applying {}", file.display()))?;
+        workspace::read(self.psql().stdin(sql)).with_context(|| format!("applying {}", file.display()))?;
         Ok(())
     }
 
@@ -73,9 +64,9 @@ impl Postgres {
 
     fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + START_DEADLINE;
-        let mut ask = self.tool("pg_isready");
-        ask.arg("--quiet").arg("--host").arg(&self.folder);
-        while !ask.status().context("starting pg_isready")?.success() {
+        let mut ask = self.psql();
+        ask.args(["--command", "SELECT 1"]).stdout(Stdio::null()).stderr(Stdio::null());
+        while !ask.status().context("starting psql")?.success() {
             let ended = self.server.as_mut().map(Child::try_wait).transpose()?.flatten();
             if ended.is_some() || Instant::now() > deadline {
                 let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
@@ -90,8 +81,23 @@ impl Postgres {
         self.folder.join("data")
     }
 
+    fn psql(&self) -> Command {
+        let mut psql = self.tool("psql");
+        psql.args([
+            "--no-psqlrc",
+            "--quiet",
+            "--set=ON_ERROR_STOP=1",
+            "--username=postgres",
+            "--dbname=postgres",
+        ]);
+        psql.arg("--host").arg(&self.folder).env("PGOPTIONS", "-c client_min_messages=warning");
+        psql
+    }
+
     fn tool(&self, name: &str) -> Command {
-        let mut command = Command::new(self.tools.join(name));
+        let beside = self.tools.join(name);
+        // The client's tools may be packaged apart from the server's.
+        let mut command = Command::new(if beside.exists() { beside } else { name.into() });
         command.current_dir(&self.folder).stdin(Stdio::null());
         if let Some((user, group)) = self.owner {
             command.uid(user).gid(group);
@@ -106,6 +112,7 @@ impl Drop for Postgres {
         if let Some(mut server) = self.server.take() {
             let mut stop = self.tool("pg_ctl");
             stop.arg("stop").arg("--pgdata").arg(self.data()).args(["--mode=fast", "--silent"]);
+            stop.stderr(Stdio::null());
             if !stop.status().is_ok_and(|status| status.success()) {
                 let _ = server.kill();
             }
@@ -115,23 +122,24 @@ impl Drop for Postgres {
     }
 }
 
-/// Where `initdb` and its fellows are: on the path, or where distributions put them, the newest first.
-fn tools() -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    for (base, prefix) in
-        [("/usr/lib/postgresql", ""), ("/usr", "pgsql-"), ("/opt/homebrew/opt", "postgresql@")]
-    {
-        folders.extend(newest_first(versions(Path::new(base), prefix)));
+/// Where `initdb` and its fellows are, looked for as the test bed does: where the user says, else where Debian keeps
+/// its versions, the newest first, else on the path.
+pub(crate) fn tools() -> Option<PathBuf> {
+    if let Some(given) = std::env::var_os("SEMEL_POSTGRES_BIN").filter(|value| !value.is_empty()) {
+        return Some(given.into());
     }
-    let found = folders.into_iter().find(|folder| folder.join("initdb").is_file());
-    found.context("no initdb on the path or in /usr/lib/postgresql: install PostgreSQL 15 or newer")
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders =
+        newest_first(versions(Path::new("/usr/lib/postgresql"))).chain(std::env::split_paths(&path));
+    // A link on the path may stand alone, without the other tools.
+    let mut programs = folders.filter_map(|folder| folder.join("initdb").canonicalize().ok());
+    programs.next()?.parent().map(Path::to_owned)
 }
 
-fn versions(base: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
+fn versions(base: &Path) -> Vec<(u32, PathBuf)> {
     let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
     let versions = entries.filter_map(|entry| {
-        let version = entry.file_name().to_string_lossy().strip_prefix(prefix)?.parse().ok()?;
+        let version = entry.file_name().to_string_lossy().parse().ok()?;
         Some((version, entry.path().join("bin")))
     });
     versions.collect()

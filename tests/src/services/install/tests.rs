@@ -42,7 +42,8 @@ impl Bare {
     fn apt_get(&self) {
         let dir = self.dir.display();
         self.program("script", "");
-        let install = format!("mkdir -p {dir}/rabbitmq/bin; cp {dir}/script {dir}/rabbitmq/bin/rabbitmq-server");
+        let install =
+            format!("mkdir -p {dir}/rabbitmq/bin; cp {dir}/script {dir}/rabbitmq/bin/rabbitmq-server");
         let policy = format!("cat {dir}/policy-rc.d >> {dir}/policy");
         self.program("bin/apt-get", &format!("echo \"$@\" >> {dir}/calls\n{policy}\n{install}"));
     }

@@ -1,0 +1,98 @@
+//! What every request passes, in this order: identity and trace, panic guard, cap, readiness, credentials; then its
+//! handler. And what every answer passes on its way out: the problem, the request's id, log and metrics.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use futures_util::FutureExt as _;
+use http::{HeaderMap, HeaderValue, header};
+use semel_core::disposition::chain;
+use semel_core::idempotency;
+use tracing::Instrument as _;
+
+use crate::arrival::{self, Arrival, REQUEST_ID};
+use crate::error::ApiError;
+use crate::metrics;
+use crate::state::Api;
+
+/// How long a request waits for the database at most; beyond that somebody has to tell the client.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// Admits a request, and finishes its answer.
+pub(crate) async fn pass(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let route = metrics::route(request.extensions().get::<MatchedPath>().map(MatchedPath::as_str));
+    let identity = arrival::identify(request.headers());
+    let id = identity.id;
+    let span = tracing::info_span!("request", %id, route);
+
+    let admitted = AssertUnwindSafe(admit(&api, identity, request, next)).catch_unwind();
+    let response = match admitted.instrument(span.clone()).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => error.into_response(),
+        Err(_) => ApiError::Panicked.into_response(),
+    };
+    let mut response = span.in_scope(|| tell(&api, id, response));
+    if let Ok(id) = HeaderValue::try_from(id.to_string()) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    metrics::record(route, response.status(), started.elapsed());
+    response
+}
+
+async fn admit(
+    api: &Api,
+    identity: idempotency::Request,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let place = Arc::clone(&api.places).try_acquire_owned().map_err(|_| ApiError::Full)?;
+    if !api.is_open() {
+        return Err(ApiError::NotOpen);
+    }
+    let token = bearer(request.headers())?;
+    let client = in_time(api.authenticator.authenticate(token)).await?.ok_or(ApiError::CredentialRefused)?;
+    let extensions = request.extensions_mut();
+    extensions.insert(Arrival { request: identity, place: Arc::new(place) });
+    extensions.insert(client);
+    Ok(next.run(request).await)
+}
+
+/// Returns the token of exactly one `Authorization: Bearer <token>` (RFC 6750).
+fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
+    let mut lines = headers.get_all(header::AUTHORIZATION).iter();
+    let line = lines.next().ok_or(ApiError::CredentialMissing)?;
+    let (scheme, token) =
+        line.to_str().ok().and_then(|line| line.split_once(' ')).ok_or(ApiError::CredentialRefused)?;
+    if lines.next().is_some() || !scheme.eq_ignore_ascii_case("bearer") {
+        return Err(ApiError::CredentialRefused);
+    }
+    Ok(token.trim())
+}
+
+/// Waits for a question to the database, but not for ever: a server that vanished never answers.
+pub(crate) async fn in_time<T>(
+    question: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, ApiError> {
+    match tokio::time::timeout(ANSWER_WITHIN, question).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(ApiError::DatabaseTooSlow),
+    }
+}
+
+/// Logs an error that a handler left in its response, and writes its problem.
+fn tell(api: &Api, id: uuid::Uuid, mut response: Response) -> Response {
+    let Some(error) = response.extensions_mut().remove::<Arc<ApiError>>() else { return response };
+    let problem = error.problem();
+    let (status, kind) = (problem.kind.status(), problem.kind.suffix());
+    if !status.is_server_error() {
+        tracing::info!(status = status.as_u16(), problem = kind, "refused: {}", chain(&*error));
+    } else if !matches!(*error, ApiError::Panicked) {
+        tracing::warn!(status = status.as_u16(), problem = kind, "failed: {}", chain(&*error));
+    }
+    problem.write(response, &api.settings.problem_base, id)
+}

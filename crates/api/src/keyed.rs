@@ -1,0 +1,132 @@
+//! Keyed requests: the engine's work in a task of its own, and its answer as HTTP.
+
+use axum::body::Body;
+use axum::response::Response;
+use http::HeaderValue;
+use semel_core::failpoint;
+use semel_core::idempotency::engine::{self, Answer, Operation};
+use semel_core::idempotency::{Scope, StoredResponse};
+use time::{OffsetDateTime, UtcOffset};
+use tracing::Instrument as _;
+use uuid::Uuid;
+
+use crate::arrival::Arrival;
+use crate::error::ApiError;
+use crate::front::ANSWER_WITHIN;
+use crate::state::Api;
+
+/// Executes the command, or answers from what was stored.
+///
+/// The work is a task that a stop waits for; this future only waits for it. Dropping it, because the client went away,
+/// ends nothing.
+pub(crate) async fn run<O>(
+    api: &Api,
+    arrival: Arrival,
+    operation: O,
+    scope: Scope,
+    command: O::Command,
+    location: fn(Uuid) -> String,
+) -> Result<Response, ApiError>
+where
+    O: Operation + 'static,
+{
+    let resource_id = operation.resource_id(&scope);
+    let (pool, retention) = (api.pool.clone(), api.settings.key_retention);
+    let work = async move {
+        failpoint!(crate::failpoints::BEFORE_EXECUTE);
+        let Arrival { request, place } = arrival;
+        let answer = engine::run(&pool, &operation, &scope, &command, &request, retention).await;
+        failpoint!(crate::failpoints::AFTER_COMMIT);
+        drop(place);
+        answer
+    };
+    let task = api.life.spawn(work.in_current_span());
+    let answer = match tokio::time::timeout(ANSWER_WITHIN, task).await {
+        Ok(Ok(answer)) => answer?,
+        Ok(Err(_)) => return Err(ApiError::Panicked),
+        Err(_) => return Err(ApiError::Unknown { resource_id }),
+    };
+    failpoint!(crate::failpoints::BEFORE_RESPOND);
+    respond(answer, location)
+}
+
+fn respond(answer: Answer, location: fn(Uuid) -> String) -> Result<Response, ApiError> {
+    match answer {
+        Answer::Fresh { response, expires_at } => stored(response, expires_at, None),
+        Answer::Replayed { response, expires_at, original_request } => {
+            stored(response, expires_at, Some(original_request))
+        }
+        Answer::InProgress { retry_after } => Err(ApiError::InProgress { retry_after }),
+        Answer::Mismatch => Err(ApiError::KeyReused),
+        Answer::Expired { resource_id } => {
+            let location = HeaderValue::try_from(location(resource_id)).map_err(http::Error::from)?;
+            Err(ApiError::KeyExpired { resource_id, location })
+        }
+        Answer::Invalid(invalid) => Err(ApiError::Command(invalid)),
+        Answer::Unknown { resource_id } => Err(ApiError::Unknown { resource_id }),
+        Answer::Unavailable => Err(ApiError::Unavailable),
+        Answer::Unreadable => Err(ApiError::Unreadable),
+    }
+}
+
+/// Sends a stored response as it is: status, header lines and body bytes.
+fn stored(
+    stored: StoredResponse,
+    expires_at: OffsetDateTime,
+    replay_of: Option<Uuid>,
+) -> Result<Response, ApiError> {
+    let mut response = Response::builder().status(stored.code);
+    for (name, value) in &stored.headers {
+        response = response.header(name, value);
+    }
+    response = response.header("idempotency-key-expires", http_date(expires_at));
+    if let Some(original) = replay_of {
+        response = response
+            .header("idempotent-replayed", "true")
+            .header("original-request-id", original.to_string());
+    }
+    Ok(response.body(Body::from(stored.body))?)
+}
+
+/// Writes an instant as HTTP does (IMF-fixdate, RFC 9110), rounded down to the second.
+fn http_date(instant: OffsetDateTime) -> String {
+    let at = instant.to_offset(UtcOffset::UTC);
+    let (weekday, month) = (at.weekday().to_string(), at.month().to_string());
+    let (hour, minute, second) = at.to_hms();
+    format!(
+        "{}, {:02} {} {} {hour:02}:{minute:02}:{second:02} GMT",
+        &weekday[..3],
+        at.day(),
+        &month[..3],
+        at.year()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_instants_as_http_does() {
+        let instant = OffsetDateTime::from_unix_timestamp(784_111_777).unwrap();
+        assert_eq!(http_date(instant), "Sun, 06 Nov 1994 08:49:37 GMT");
+        let elsewhere = instant.to_offset(UtcOffset::from_hms(11, 0, 0).unwrap());
+        assert_eq!(http_date(elsewhere), http_date(instant));
+    }
+
+    #[test]
+    fn sends_a_stored_response_as_it_is() {
+        let response = StoredResponse {
+            code: 201,
+            headers: [("link", "<a>, <b>"), ("link", "<c>"), ("content-type", "x/y")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .to_vec(),
+            body: b"\xff\x00".to_vec(),
+        };
+        let sent = stored(response, OffsetDateTime::UNIX_EPOCH, Some(Uuid::nil())).unwrap();
+        assert_eq!(sent.status(), 201);
+        let links: Vec<_> = sent.headers().get_all("link").iter().collect();
+        assert_eq!(links, ["<a>, <b>", "<c>"]);
+        assert_eq!(sent.headers()["idempotent-replayed"], "true");
+    }
+}

@@ -1,0 +1,120 @@
+//! The API: the front door over HTTP.
+//!
+//! Promise: of all requests under one key of one client and operation at most one takes effect, and no answer to a keyed
+//! request leaves before what it tells is committed. A client that goes away ends the waiting, never the work.
+//!
+//! [`server`] accepts connections and bounds them, [`front`](crate) admits requests (identity, trace, panic guard, cap,
+//! credentials), handlers read them, and the engine of `semel-core` executes them in tasks that a stop waits for.
+//!
+//! It does not publish events, expire keys or end TLS. In a crash the database decides: a request has taken effect
+//! whole or not at all, and its retry is told which.
+
+mod arrival;
+mod body;
+mod credentials;
+mod error;
+pub mod failpoints;
+mod front;
+mod json;
+mod key;
+mod keyed;
+pub mod metrics;
+mod options;
+mod orders;
+mod panics;
+mod problem;
+mod server;
+mod state;
+
+use std::error::Error;
+use std::time::Duration;
+
+use semel_core::daemon::Daemon;
+use semel_core::database::{self, Unusable};
+use semel_core::schema::{self, ENGINE, MigrationSet};
+use semel_core::{admin, telemetry};
+use semel_payments::schema::PAYMENTS;
+use sqlx::PgPool;
+
+pub use options::{Config, Options};
+pub use problem::{InvalidProblemBase, ProblemBase};
+pub use server::serve;
+pub use state::{Api, Settings};
+
+use options::Command;
+
+const NAME: &str = "semel-api";
+
+/// The tables that the API needs.
+const SETS: [&MigrationSet; 2] = [&ENGINE, &PAYMENTS];
+
+/// How often the pool's gauges are set.
+const GAUGES_EVERY: Duration = Duration::from_secs(5);
+
+/// Runs the API until it is asked to stop, or the subcommand that was given.
+///
+/// # Errors
+///
+/// When the configuration cannot be used, an address is taken, or the database refuses for good.
+pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
+    telemetry::start_logs(&options.process.logs);
+    match &options.command {
+        Some(Command::Migrate) => return Ok(schema::migrate(&options.database.url()?, &SETS).await?),
+        Some(Command::Credentials(command)) => {
+            return credentials::run(command, &options.database.url()?).await;
+        }
+        None => {}
+    }
+    let config = options.config()?;
+    if options.process.check {
+        return Ok(());
+    }
+    panics::log();
+    let daemon = Daemon::start(NAME, env!("CARGO_PKG_VERSION"), &options.process).await?;
+    metrics::describe();
+    let pool = database::pool(&config.database, NAME, config.database_connections);
+    let result = serve_until_stopped(&config, &daemon, &pool).await;
+    daemon.life.stop();
+    daemon.finish().await;
+    pool.close().await;
+    result
+}
+
+async fn serve_until_stopped(
+    config: &Config,
+    daemon: &Daemon,
+    pool: &PgPool,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let listener = admin::bind(config.listen, "--listen").await?;
+    let api = Api::new(pool.clone(), config.settings.clone(), daemon.life.clone());
+    daemon.life.spawn(serve(listener, api.clone(), daemon.life.clone()));
+    daemon.life.spawn(report_pool(pool.clone(), daemon.health.watch("gauges"), daemon.life.clone()));
+    tracing::info!(listen = %config.listen, "answers; orders are taken once the database is usable");
+    match database::wait_until_usable(pool, &config.database, &SETS, &daemon.life).await {
+        Ok(()) => {}
+        Err(Unusable::Stopped) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    }
+    // From here on ready whatever the database does: while it is away, somebody has to say so.
+    api.open();
+    daemon.health.ready();
+    tracing::info!("ready");
+    daemon.life.stopping().await;
+    Ok(())
+}
+
+/// Sets the pool's gauges until the stop; its heartbeat shows that the process turns.
+async fn report_pool(
+    pool: PgPool,
+    heartbeat: semel_core::lifecycle::Heartbeat,
+    life: semel_core::lifecycle::Lifecycle,
+) {
+    while !life.is_stopping() {
+        heartbeat.beat();
+        semel_core::metrics::report_pool(&pool);
+        tokio::select! {
+            () = tokio::time::sleep(GAUGES_EVERY) => {}
+            () = life.stopping() => {}
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The names of the API's metrics, and what may stand in their labels.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use semel_core::idempotency::Command as _;
+use semel_payments::orders::CreateOrder;
+
+use crate::orders::{ORDER, ORDERS};
+
+/// Counter of answered requests; labels `route` and `status`, a class such as `2xx`.
+pub const REQUESTS: &str = "semel_http_requests_total";
+/// Histogram: from a request's head to its answer; label `route`.
+pub const SECONDS: &str = "semel_http_request_seconds";
+
+const UNMATCHED: &str = "unmatched";
+const ROUTES: [&str; 3] = [ORDERS, ORDER, UNMATCHED];
+const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
+
+/// Describes the metrics and sets the counters to 0.
+pub fn describe() {
+    describe_counter!(REQUESTS, "Answered requests by route and class of status.");
+    describe_histogram!(SECONDS, Unit::Seconds, "From a request's head to its answer.");
+    for route in ROUTES {
+        for class in CLASSES {
+            counter!(REQUESTS, "route" => route, "status" => class).increment(0);
+        }
+    }
+    semel_core::metrics::describe_requests(&[CreateOrder::OPERATION]);
+}
+
+/// Returns the label of a matched route.
+pub(crate) fn route(matched: Option<&str>) -> &'static str {
+    ROUTES.into_iter().find(|route| Some(*route) == matched).unwrap_or(UNMATCHED)
+}
+
+/// Records an answered request.
+pub(crate) fn record(route: &'static str, status: StatusCode, took: Duration) {
+    let class = match status.as_u16() {
+        ..400 => "2xx",
+        400..500 => "4xx",
+        _ => "5xx",
+    };
+    counter!(REQUESTS, "route" => route, "status" => class).increment(1);
+    histogram!(SECONDS, "route" => route).record(took);
+}

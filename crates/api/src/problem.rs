@@ -1,0 +1,258 @@
+//! Problem details (RFC 9457): what kinds of problems there are, and how one is written.
+//!
+//! Each kind has a page under `docs/errors/`. A `type` is an identifier before it is a link: clients compare its last
+//! segment. Nothing of a key, a body or a secret ever stands in a problem.
+
+use std::borrow::Cow;
+use std::str::FromStr;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::{HeaderName, HeaderValue, StatusCode, header};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+/// What the `type` of every problem begins with: an absolute `http` or `https` URL, or a path on this server.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ProblemBase(String);
+
+impl ProblemBase {
+    /// The default. `.example` belongs to nobody for ever (RFC 2606), so an identifier under it can lead nobody astray.
+    pub const DEFAULT: &str = "https://semel.example/errors/";
+
+    fn of(&self, kind: Kind) -> String {
+        format!("{}{}", self.0, kind.suffix())
+    }
+}
+
+/// A base that cannot be one.
+#[derive(Debug, thiserror::Error)]
+#[error("not an http or https URL, or a path that begins with '/', without query and fragment")]
+pub struct InvalidProblemBase;
+
+impl FromStr for ProblemBase {
+    type Err = InvalidProblemBase;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let begins_well = ["https://", "http://", "/"].iter().any(|start| text.starts_with(start));
+        let allowed = |b: u8| b.is_ascii_graphic() && !matches!(b, b'<' | b'>' | b'"' | b'\\' | b'?' | b'#');
+        if !begins_well || text.len() > 1024 || !text.bytes().all(allowed) {
+            return Err(InvalidProblemBase);
+        }
+        Ok(Self(format!("{}/", text.trim_end_matches('/'))))
+    }
+}
+
+/// The kinds of problems.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kind {
+    KeyMissing,
+    KeyInvalid,
+    RequestInvalid,
+    Unauthenticated,
+    NotFound,
+    MethodNotAllowed,
+    RequestTimeout,
+    RequestInProgress,
+    KeyExpired,
+    ContentTooLarge,
+    UnsupportedMediaType,
+    KeyReused,
+    Internal,
+    OutcomeUnknown,
+    TemporarilyUnavailable,
+}
+
+impl Kind {
+    #[cfg(test)]
+    const ALL: [Self; 15] = [
+        Self::KeyMissing,
+        Self::KeyInvalid,
+        Self::RequestInvalid,
+        Self::Unauthenticated,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::RequestTimeout,
+        Self::RequestInProgress,
+        Self::KeyExpired,
+        Self::ContentTooLarge,
+        Self::UnsupportedMediaType,
+        Self::KeyReused,
+        Self::Internal,
+        Self::OutcomeUnknown,
+        Self::TemporarilyUnavailable,
+    ];
+
+    /// Status, last segment of the `type`, title.
+    const fn description(self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Self::KeyMissing => {
+                (StatusCode::BAD_REQUEST, "idempotency-key-missing", "The Idempotency-Key is missing")
+            }
+            Self::KeyInvalid => {
+                (StatusCode::BAD_REQUEST, "idempotency-key-invalid", "The Idempotency-Key is not acceptable")
+            }
+            Self::RequestInvalid => {
+                (StatusCode::BAD_REQUEST, "request-invalid", "The request is not acceptable")
+            }
+            Self::Unauthenticated => {
+                (StatusCode::UNAUTHORIZED, "unauthenticated", "A valid credential is needed")
+            }
+            Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "There is nothing here"),
+            Self::MethodNotAllowed => {
+                (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The method is not for this resource")
+            }
+            Self::RequestTimeout => {
+                (StatusCode::REQUEST_TIMEOUT, "request-timeout", "The request took too long to arrive")
+            }
+            Self::RequestInProgress => {
+                (StatusCode::CONFLICT, "request-in-progress", "A request with this key is at work")
+            }
+            Self::KeyExpired => (StatusCode::GONE, "idempotency-key-expired", "The key's time is over"),
+            Self::ContentTooLarge => {
+                (StatusCode::PAYLOAD_TOO_LARGE, "content-too-large", "The body is too large")
+            }
+            Self::UnsupportedMediaType => {
+                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body must be JSON")
+            }
+            Self::KeyReused => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "idempotency-key-reused",
+                "The key belongs to another request",
+            ),
+            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server failed"),
+            Self::OutcomeUnknown => {
+                (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
+            }
+            Self::TemporarilyUnavailable => {
+                (StatusCode::SERVICE_UNAVAILABLE, "temporarily-unavailable", "The service is unavailable")
+            }
+        }
+    }
+
+    pub(crate) const fn status(self) -> StatusCode {
+        self.description().0
+    }
+
+    /// The last segment of the `type`, and the name of the page.
+    pub(crate) const fn suffix(self) -> &'static str {
+        self.description().1
+    }
+
+    /// When to ask again, for the kinds where asking again may help; only those carry `Retry-After`.
+    const fn retry_after(self) -> Option<Duration> {
+        match self {
+            Self::RequestTimeout
+            | Self::RequestInProgress
+            | Self::OutcomeUnknown
+            | Self::TemporarilyUnavailable => Some(Duration::from_secs(1)),
+            Self::Internal => Some(Duration::from_secs(5)),
+            _ => None,
+        }
+    }
+
+    /// Whether the answer links to the page, as the Idempotency-Key draft asks for what concerns the key.
+    const fn is_linked(self) -> bool {
+        matches!(self, Self::KeyMissing | Self::KeyInvalid | Self::KeyReused)
+    }
+}
+
+/// One occurrence of a problem.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub(crate) kind: Kind,
+    detail: Cow<'static, str>,
+    members: Map<String, Value>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    retry_after: Option<Duration>,
+}
+
+impl Problem {
+    pub(crate) fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            detail: detail.into(),
+            members: Map::new(),
+            headers: Vec::new(),
+            retry_after: kind.retry_after(),
+        }
+    }
+
+    pub(crate) fn with(mut self, member: &str, value: Value) -> Self {
+        self.members.insert(member.to_owned(), value);
+        self
+    }
+
+    pub(crate) fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.push((name, value));
+        self
+    }
+
+    pub(crate) fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// Writes the problem into a response, keeping what others have put among its headers (`Allow`).
+    pub(crate) fn write(self, response: Response, base: &ProblemBase, request: Uuid) -> Response {
+        let (status, _, title) = self.kind.description();
+        let kind = base.of(self.kind);
+        let mut members = self.members;
+        // The registered members win over extensions of the same name.
+        members.insert("type".to_owned(), json!(kind));
+        members.insert("title".to_owned(), json!(title));
+        members.insert("status".to_owned(), json!(status.as_u16()));
+        members.insert("detail".to_owned(), json!(self.detail));
+        members.insert("instance".to_owned(), json!(format!("urn:uuid:{request}")));
+
+        let (mut parts, _) = response.into_parts();
+        parts.status = status;
+        parts.headers.remove(header::CONTENT_LENGTH);
+        parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(wait) = self.retry_after {
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            parts.headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.kind.is_linked()
+            && let Ok(link) = HeaderValue::try_from(format!("<{kind}>; rel=\"describedby\""))
+        {
+            parts.headers.insert(header::LINK, link);
+        }
+        parts.headers.extend(self.headers);
+        Response::from_parts(parts, Body::from(Value::Object(members).to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_its_page() {
+        let pages = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors");
+        for kind in Kind::ALL {
+            let page = pages.join(format!("{}.md", kind.suffix()));
+            let text = std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("{page:?}: {error}"));
+            assert!(text.contains(kind.description().2), "{page:?} lacks the title");
+            assert!(text.contains(&kind.status().as_u16().to_string()), "{page:?} lacks the status");
+            assert_eq!(
+                text.contains("`Retry-After`"),
+                kind.retry_after().is_some(),
+                "{page:?} and the kind disagree on Retry-After"
+            );
+        }
+    }
+
+    #[test]
+    fn a_base_ends_with_one_slash() {
+        for text in ["https://semel.example/errors", "https://semel.example/errors//"] {
+            let base: ProblemBase = text.parse().unwrap();
+            assert_eq!(base.of(Kind::NotFound), "https://semel.example/errors/not-found");
+        }
+        assert_eq!("/errors".parse::<ProblemBase>().unwrap().of(Kind::Internal), "/errors/internal");
+        for text in ["", "errors", "ftp://x/", "https://x/?a=", "https://x/>; rel=next", "https://x/ä"] {
+            assert!(text.parse::<ProblemBase>().is_err(), "{text}");
+        }
+    }
+}

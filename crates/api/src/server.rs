@@ -1,0 +1,198 @@
+//! The accept loop, and the bounds of a connection.
+//!
+//! The loop is ours because a stock one sets no timers, without which the limit on reading headers never fires. A
+//! connection that sends no request in time, or has none at work for a while, is asked to end and then ended. At the
+//! stop nobody is accepted any more, and requests at work are finished: HTTP/1.1 by `Connection: close`, HTTP/2 by GOAWAY.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use semel_core::lifecycle::Lifecycle;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
+use tower::ServiceExt as _;
+
+use crate::orders;
+use crate::state::Api;
+
+/// Connections at a time; the next ones wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 1024;
+/// How long a request's head may take, and the first head of a connection.
+const HEAD_WITHIN: Duration = Duration::from_secs(5);
+/// Bytes of a request's head at most.
+const MAX_HEAD: u32 = 16 * 1024;
+/// Requests of one HTTP/2 connection at a time.
+const MAX_STREAMS: u32 = 64;
+/// A connection without a request at work is asked to end after this; HTTP/1.1 already after [`HEAD_WITHIN`].
+const IDLE: Duration = Duration::from_mins(1);
+/// A connection that was asked to end and has no request at work is ended after this.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Accepts and serves connections until the soft stop; each is a task that the stop waits for.
+pub async fn serve(listener: TcpListener, api: Api, life: Lifecycle) {
+    let router = orders::router(api);
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            accepted = accept(&listener, &places) => accepted,
+            () = life.stopping() => return,
+        };
+        match accepted {
+            Ok((stream, place)) => {
+                let (router, life_of_connection) = (router.clone(), life.clone());
+                life.spawn(async move {
+                    connection(stream, router, &life_of_connection).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of file descriptors, mostly; passes when some are freed.
+                tracing::warn!("cannot accept a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> std::io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.map_err(std::io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, place))
+}
+
+async fn connection(stream: TcpStream, router: Router, life: &Lifecycle) {
+    // Answers are small and whole: waiting to fill a segment only delays them.
+    let _ = stream.set_nodelay(true);
+    let activity = Activity::default();
+    let service = {
+        let activity = activity.clone();
+        service_fn(move |request: hyper::Request<Incoming>| {
+            let at_work = activity.begin();
+            let answer = router.clone().oneshot(request.map(Body::new));
+            async move {
+                let answer = answer.await;
+                drop(at_work);
+                answer
+            }
+        })
+    };
+    let http = http();
+    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
+    // How a connection ended is the client's business: what was executed is known to the database.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = activity.quiet(HEAD_WITHIN, IDLE) => {}
+        () = life.stopping() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    tokio::select! {
+        _ = connection.as_mut() => {}
+        () = activity.quiet(LINGER, LINGER) => {}
+        () = life.hard_stop() => {}
+    }
+}
+
+fn http() -> auto::Builder<TokioExecutor> {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(MAX_HEAD as usize);
+    http.http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEAD)
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(10));
+    http
+}
+
+/// Whether a connection has requests at work; clones share it.
+#[derive(Clone, Debug)]
+struct Activity(Arc<watch::Sender<Work>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    requests: usize,
+    /// Whether there ever was one.
+    begun: bool,
+    /// When it last changed.
+    since: Instant,
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Work { requests: 0, begun: false, since: Instant::now() })))
+    }
+}
+
+impl Activity {
+    /// Counts a request as at work until the returned value is dropped, which a lost connection does too.
+    fn begin(&self) -> AtWork {
+        self.0.send_modify(|work| {
+            *work = Work { requests: work.requests + 1, begun: true, since: Instant::now() }
+        });
+        AtWork(self.clone())
+    }
+
+    /// Waits until no request has been at work for `later`, or none ever for `first`, counted from now at the earliest.
+    async fn quiet(&self, first: Duration, later: Duration) {
+        let called = Instant::now();
+        let mut changes = self.0.subscribe();
+        loop {
+            let work = *changes.borrow_and_update();
+            let limit = if work.begun { later } else { first };
+            let silence = async {
+                if work.requests > 0 {
+                    std::future::pending::<()>().await;
+                }
+                tokio::time::sleep_until(work.since.max(called) + limit).await;
+            };
+            tokio::select! {
+                () = silence => return,
+                // The sender lives as long as we do.
+                _ = changes.changed() => {}
+            }
+        }
+    }
+}
+
+struct AtWork(Activity);
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|work| {
+            work.requests -= 1;
+            work.since = Instant::now();
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_quiet_only_between_requests() {
+        let activity = Activity::default();
+        let (first, later) = (Duration::from_secs(5), Duration::from_mins(1));
+        let started = Instant::now();
+        activity.quiet(first, later).await;
+        assert_eq!(started.elapsed(), first);
+
+        let request = activity.begin();
+        let quiet = activity.quiet(first, later);
+        assert!(tokio::time::timeout(later * 10, quiet).await.is_err(), "a request is at work");
+        drop(request);
+        let ended = Instant::now();
+        activity.quiet(first, later).await;
+        assert_eq!(ended.elapsed(), later);
+    }
+}

@@ -1,0 +1,65 @@
+//! What all requests share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use semel_core::credentials::Authenticator;
+use semel_core::derive::Namespace;
+use semel_core::lifecycle::Lifecycle;
+use semel_payments::orders::PlaceOrder;
+use sqlx::PgPool;
+use tokio::sync::Semaphore;
+
+use crate::problem::ProblemBase;
+
+/// Requests at work at a time; those beyond are told to come back.
+const MAX_REQUESTS: usize = 512;
+
+/// How requests are answered.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The deployment's name.
+    pub namespace: Namespace,
+    /// For how long a completed key is replayed.
+    pub key_retention: Duration,
+    /// What the `type` of a problem begins with.
+    pub problem_base: ProblemBase,
+}
+
+/// What all requests share; clones share it.
+#[derive(Clone, Debug)]
+pub struct Api {
+    pub(crate) pool: PgPool,
+    pub(crate) authenticator: Arc<Authenticator>,
+    pub(crate) place_order: PlaceOrder,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) life: Lifecycle,
+    pub(crate) places: Arc<Semaphore>,
+    open: Arc<AtomicBool>,
+}
+
+impl Api {
+    /// Answers from this database; until [`Api::open`], every request is told to come back.
+    #[must_use]
+    pub fn new(pool: PgPool, settings: Settings, life: Lifecycle) -> Self {
+        Self {
+            authenticator: Arc::new(Authenticator::new(pool.clone())),
+            place_order: PlaceOrder::new(settings.namespace.clone()),
+            settings: Arc::new(settings),
+            places: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            open: Arc::new(AtomicBool::new(false)),
+            pool,
+            life,
+        }
+    }
+
+    /// Says that the database has a schema that this binary can use.
+    pub fn open(&self) {
+        self.open.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+}

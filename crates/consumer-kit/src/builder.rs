@@ -1,0 +1,245 @@
+//! What a consumer is told before it runs.
+
+use std::fmt;
+use std::time::Duration;
+
+use semel_broker::{BrokerUrl, Topology};
+use semel_core::lifecycle::Heartbeat;
+use sqlx::PgPool;
+
+use crate::consumer::Consumer;
+use crate::handler::Handler;
+use crate::metrics;
+
+/// Whether a consumer can work; what a daemon's readiness is made of.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Readiness<'a> {
+    /// It is subscribed, and its database answers.
+    Ready,
+    /// It is not; why.
+    NotReady(&'a str),
+}
+
+/// What is done about exchange, queues and bindings before each subscription.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum TopologyMode {
+    /// Make what is missing.
+    #[default]
+    Declare,
+    /// Check that all is there with the right settings, and make nothing.
+    Verify,
+    /// Nothing.
+    Off,
+}
+
+/// Settings of a consumer that cannot be used.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the consumer cannot be built: {0}")]
+pub struct InvalidConsumer(String);
+
+/// Builds a [`Consumer`]; each setting but the bindings has a default.
+#[must_use]
+pub struct ConsumerBuilder {
+    pub(crate) settings: Settings,
+    pub(crate) pool: PgPool,
+    pub(crate) broker: BrokerUrl,
+}
+
+pub(crate) struct Settings {
+    pub(crate) name: String,
+    pub(crate) topology: Topology,
+    pub(crate) topology_mode: TopologyMode,
+    pub(crate) prefetch: u16,
+    pub(crate) concurrency: u16,
+    pub(crate) budget: Duration,
+    pub(crate) retry_wait: (Duration, Duration),
+    pub(crate) on_readiness: Box<dyn Fn(Readiness<'_>) + Send + Sync>,
+    pub(crate) heartbeat: Heartbeat,
+}
+
+/// The exchange that relays publish to unless told otherwise.
+const EXCHANGE: &str = "semel.events";
+/// Longest queue name, in bytes: `<queue>.dead` has to fit into AMQP's 255 too.
+const MAX_QUEUE: usize = 250;
+
+impl ConsumerBuilder {
+    pub(crate) fn new(name: String, pool: PgPool, broker: BrokerUrl, queue: String) -> Self {
+        let topology = Topology { delivery_limit: 10, ..Topology::new(EXCHANGE, queue, Vec::new()) };
+        let settings = Settings {
+            name,
+            topology,
+            topology_mode: TopologyMode::default(),
+            prefetch: 32,
+            concurrency: 8,
+            budget: Duration::from_secs(10),
+            retry_wait: (Duration::from_millis(200), Duration::from_secs(5)),
+            on_readiness: Box::new(|_| {}),
+            heartbeat: Heartbeat::default(),
+        };
+        Self { settings, pool, broker }
+    }
+
+    /// Adds a pattern of routing keys, `<aggregate_type>.<event_type>`, that the queue wants.
+    pub fn bind(mut self, routing_key: impl Into<String>) -> Self {
+        self.settings.topology.bindings.push(routing_key.into());
+        self
+    }
+
+    /// Sets the topic exchange that events come from; `semel.events` by default.
+    pub fn exchange(mut self, exchange: impl Into<String>) -> Self {
+        self.settings.topology.exchange = exchange.into();
+        self
+    }
+
+    /// Sets what is done about exchange, queues and bindings; they are declared by default.
+    pub fn topology(mut self, mode: TopologyMode) -> Self {
+        self.settings.topology_mode = mode;
+        self
+    }
+
+    /// Sets how often a message may be given back before it is dead; 10 by default. It is a setting of the queue, which
+    /// RabbitMQ cannot change in place.
+    pub fn delivery_limit(mut self, limit: u32) -> Self {
+        self.settings.topology.delivery_limit = limit;
+        self
+    }
+
+    /// Sets how many messages the broker sends ahead; 32 by default.
+    pub fn prefetch(mut self, messages: u16) -> Self {
+        self.settings.prefetch = messages;
+        self
+    }
+
+    /// Sets how many messages are handled at once, each with a database connection; 8 by default.
+    pub fn concurrency(mut self, messages: u16) -> Self {
+        self.settings.concurrency = messages;
+        self
+    }
+
+    /// Sets how long a handler, and each of its statements, may take; 10 s by default.
+    pub fn budget(mut self, budget: Duration) -> Self {
+        self.settings.budget = budget;
+        self
+    }
+
+    /// Sets the wait before a message is given back: it doubles with each delivery, with jitter, from 200 ms to 5 s by
+    /// default. A waiting message takes a place of the prefetch, but none of the concurrency.
+    pub fn retry_wait(mut self, shortest: Duration, longest: Duration) -> Self {
+        self.settings.retry_wait = (shortest, longest);
+        self
+    }
+
+    /// Sets what is told when the consumer becomes able or unable to work; it must not block.
+    pub fn on_readiness(mut self, tell: impl Fn(Readiness<'_>) + Send + Sync + 'static) -> Self {
+        self.settings.on_readiness = Box::new(tell);
+        self
+    }
+
+    /// Sets what is told of each turn of the consumer's loop, so that liveness can tell one that stands still.
+    pub fn heartbeat(mut self, heartbeat: Heartbeat) -> Self {
+        self.settings.heartbeat = heartbeat;
+        self
+    }
+
+    /// Checks the settings, and sets the consumer's counters to 0.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that cannot be used.
+    pub fn build<H: Handler>(self, handler: H) -> Result<Consumer<H>, InvalidConsumer> {
+        self.check().map_err(InvalidConsumer)?;
+        metrics::describe(&self.settings.name);
+        Ok(Consumer::new(self, handler))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Settings { name, topology, prefetch, concurrency, budget, .. } = &self.settings;
+        if !(1..=127).contains(&name.len()) {
+            return Err("its name is not 1 to 127 bytes long".to_owned());
+        }
+        if !(1..=MAX_QUEUE).contains(&topology.queue.len()) {
+            return Err(format!("its queue's name is not 1 to {MAX_QUEUE} bytes long"));
+        }
+        if !(1..=255).contains(&topology.exchange.len()) {
+            return Err("its exchange's name is not 1 to 255 bytes long".to_owned());
+        }
+        if topology.bindings.is_empty() {
+            return Err("it is bound to no routing key".to_owned());
+        }
+        if topology.delivery_limit == 0 {
+            return Err("a delivery limit of 0 allows no retry at all".to_owned());
+        }
+        if *concurrency == 0 || concurrency > prefetch {
+            return Err(format!(
+                "a concurrency of {concurrency} with a prefetch of {prefetch}: the prefetch has to be at least the \
+                 concurrency, and that at least 1"
+            ));
+        }
+        let connections = self.pool.options().get_max_connections();
+        if u32::from(*concurrency) > connections {
+            return Err(format!(
+                "a concurrency of {concurrency} needs as many database connections, and the pool has {connections}"
+            ));
+        }
+        // The upper end keeps a message far below RabbitMQ's consumer timeout of 30 minutes.
+        if !(Duration::from_millis(1)..=Duration::from_mins(5)).contains(budget) {
+            return Err(format!("a time budget of {budget:?} is not 1 ms to 5 min"));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ConsumerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsumerBuilder")
+            .field("name", &self.settings.name)
+            .field("topology", &self.settings.topology)
+            .field("broker", &self.broker)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::postgres::PgPoolOptions;
+
+    use super::*;
+
+    fn builder() -> ConsumerBuilder {
+        let pool = PgPoolOptions::new().max_connections(8).connect_lazy("postgres://u@h/d").unwrap();
+        let broker = "amqp://u:s3cret@h".parse().unwrap();
+        ConsumerBuilder::new("stock".into(), pool, broker, "stock.orders".into()).bind("order.*")
+    }
+
+    #[tokio::test]
+    async fn the_defaults_can_be_used() {
+        builder().check().unwrap();
+    }
+
+    #[tokio::test]
+    async fn names_the_setting_that_cannot_be_used() {
+        let unbound = {
+            let mut unbound = builder();
+            unbound.settings.topology.bindings.clear();
+            unbound
+        };
+        for (builder, reason) in [
+            (unbound, "routing key"),
+            (builder().prefetch(4), "prefetch"),
+            (builder().concurrency(0), "concurrency"),
+            (builder().concurrency(9), "the pool has 8"),
+            (builder().budget(Duration::ZERO), "budget"),
+            (builder().budget(Duration::from_secs(301)), "budget"),
+            (builder().delivery_limit(0), "delivery limit"),
+            (builder().exchange(""), "exchange"),
+        ] {
+            let error = builder.check().unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn shows_no_password() {
+        assert!(!format!("{:?}", builder()).contains("s3cret"));
+    }
+}

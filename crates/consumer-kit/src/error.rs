@@ -1,0 +1,80 @@
+//! Why a consumer stops, for a while or for good.
+
+use semel_core::database;
+use semel_core::disposition::{Disposed, Disposition};
+use semel_core::schema::SchemaError;
+
+/// What ended a subscription. [`Consumer::run`](crate::Consumer::run) returns those that do not pass by waiting, and
+/// subscribes again after the others.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The broker cannot be used.
+    #[error(transparent)]
+    Broker(#[from] semel_broker::Error),
+    /// The database cannot be used, or it is not known whether a transaction committed.
+    #[error("cannot {attempted}")]
+    Database {
+        /// What was attempted, as a verb phrase.
+        attempted: &'static str,
+        /// Why it failed.
+        source: sqlx::Error,
+    },
+    /// The database has no tables that this consumer can use.
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    /// A dead letter was not confirmed, so its original was not acknowledged.
+    #[error("a dead letter was not confirmed by queue `{queue}`: {outcome}")]
+    DeadLetter {
+        /// The queue of the dead letters.
+        queue: String,
+        /// What became of it instead.
+        outcome: String,
+    },
+    /// The task of a message ended without a result.
+    #[error("the task of a message panicked")]
+    Task(#[source] tokio::task::JoinError),
+}
+
+impl Disposed for Error {
+    fn disposition(&self) -> Disposition {
+        let passes = match self {
+            // Settings that the broker cannot change in place do not change by waiting.
+            Self::Broker(semel_broker::Error::Mismatch { .. }) => false,
+            Self::Broker(error) => error.disposition() == semel_broker::Disposition::Retry,
+            Self::Database { source, .. } | Self::Schema(SchemaError::Database(source)) => {
+                return database::disposition(source);
+            }
+            Self::Schema(error) => matches!(error, SchemaError::Missing { .. }),
+            Self::DeadLetter { .. } | Self::Task(_) => true,
+        };
+        if passes { Disposition::Retry } else { Disposition::Fail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_for_what_comes_back_and_leaves_for_the_rest() {
+        let missing = SchemaError::Missing { set: "inbox" };
+        let older = SchemaError::TooOld { set: "inbox", found: 1, needed: 2 };
+        let away = || sqlx::Error::PoolTimedOut;
+        let mismatch = semel_broker::Error::Mismatch {
+            object: "queue `q`".to_owned(),
+            difference: "x-delivery-limit".to_owned(),
+        };
+        let canceled = semel_broker::Error::ConsumerCanceled { queue: "q".to_owned() };
+        for (error, disposition) in [
+            (Error::from(missing), Disposition::Retry),
+            (Error::from(older), Disposition::Fail),
+            (Error::from(SchemaError::Database(away())), Disposition::Retry),
+            (Error::Database { attempted: "commit", source: away() }, Disposition::Retry),
+            (Error::from(mismatch), Disposition::Fail),
+            (Error::from(canceled), Disposition::Retry),
+        ] {
+            assert_eq!(error.disposition(), disposition, "{error}");
+        }
+    }
+}

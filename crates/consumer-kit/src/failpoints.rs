@@ -1,0 +1,6 @@
+//! Named places where a test makes a consumer fail; compiled out unless the feature `failpoints` is on.
+
+/// The handler has succeeded, its transaction is not committed.
+pub const BEFORE_COMMIT: &str = "inbox.before_commit";
+/// The transaction is committed, the message is not acknowledged.
+pub const AFTER_COMMIT: &str = "inbox.after_commit";

@@ -1,0 +1,84 @@
+//! The ledger: every placed order is booked exactly once, however often its event is delivered.
+//!
+//! A booking, the record that its event was processed, and the event `LedgerPosted` that tells of it commit together, in
+//! the ledger's own database. Every transaction's entries sum to zero per currency, which the database enforces. A crash
+//! at any point leaves either all of that or none, and the message unacknowledged.
+//!
+//! An order that cannot be booked (an amount that is not positive, a currency that is none) goes to the dead letters of
+//! its queue. It publishes nothing itself: a relay on the ledger's database does.
+
+mod booking;
+mod options;
+mod schema;
+
+use std::error::Error;
+
+use semel_consumer_kit::{Consumer, ConsumerBuilder, Readiness};
+use semel_core::daemon::Daemon;
+use semel_core::{database, telemetry};
+use sqlx::PgPool;
+
+pub use booking::{AGGREGATE_TYPE, BookOrder, CONSUMER, LEDGER_POSTED, ORDER_PLACED, OrderPlaced};
+pub use options::{Config, Options, TopologyMode};
+pub use schema::{LEDGER, SETS};
+
+use options::Command;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Runs the ledger until it is asked to stop.
+///
+/// # Errors
+///
+/// When the configuration cannot be used, or database or broker refuse for good.
+pub async fn run(options: Options) -> Result<(), Failure> {
+    telemetry::start_logs(&options.process.logs);
+    if let Some(Command::Migrate) = options.command {
+        semel_core::schema::migrate(&options.database.url()?, &SETS).await?;
+        return Ok(());
+    }
+    let config = options.config()?;
+    // One connection beside those of the messages, for the look at the schema.
+    let pool = database::pool(&config.database, "semel-ledger", u32::from(config.concurrency) + 1);
+    if options.process.check {
+        consumer(&config, &pool).build(BookOrder::new(config.namespace))?;
+        return Ok(());
+    }
+    let daemon = Daemon::start("semel-ledger", env!("CARGO_PKG_VERSION"), &options.process).await?;
+    semel_consumer_kit::metrics::describe(CONSUMER);
+    let result = match database::wait_until_usable(&pool, &config.database, &SETS, &daemon.life).await {
+        Ok(()) => consume(&config, &pool, &daemon).await,
+        Err(database::Unusable::Stopped) => Ok(()),
+        Err(error) => Err(error.into()),
+    };
+    daemon.finish().await;
+    pool.close().await;
+    result
+}
+
+fn consumer(config: &Config, pool: &PgPool) -> ConsumerBuilder {
+    Consumer::builder(CONSUMER, pool.clone(), config.broker.clone(), config.queue.as_str())
+        .exchange(config.exchange.as_str())
+        .bind(ORDER_PLACED)
+        .topology(config.topology.into())
+        .prefetch(config.prefetch)
+        .concurrency(config.concurrency)
+}
+
+/// Consumes until the stop; what is in work then is waited for by `Daemon::finish`, within the grace.
+async fn consume(config: &Config, pool: &PgPool, daemon: &Daemon) -> Result<(), Failure> {
+    let health = daemon.health.clone();
+    let consumer = consumer(config, pool)
+        .heartbeat(daemon.health.watch("consumer"))
+        .on_readiness(move |readiness| match readiness {
+            Readiness::Ready => health.ready(),
+            Readiness::NotReady(reason) => health.not_ready(reason),
+        })
+        .build(BookOrder::new(config.namespace.clone()))?;
+    let life = daemon.life.clone();
+    let consuming = daemon.life.spawn(async move { consumer.run(&life).await });
+    tokio::select! {
+        ended = consuming => Ok(ended??),
+        () = daemon.life.stopping() => Ok(()),
+    }
+}

@@ -1,0 +1,159 @@
+//! The ledger's options, and the configuration that they become.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use semel_consumer_kit::BrokerUrl;
+use semel_core::database::DatabaseUrl;
+use semel_core::derive::Namespace;
+use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
+
+/// Books every placed order in a double-entry ledger, in a database of its own, exactly once.
+#[derive(Parser)]
+#[command(name = "semel-ledger", version, about, long_about = None, subcommand_negates_reqs = true)]
+pub struct Options {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) database: DatabaseOptions,
+    /// RabbitMQ URL: <amqp://user:password@host:5672/vhost>.
+    #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
+    amqp_url: Option<String>,
+    /// File that holds the RabbitMQ URL.
+    #[arg(long, env = "AMQP_URL_FILE", value_name = "PATH")]
+    amqp_url_file: Option<PathBuf>,
+    /// Name of this deployment, part of every derived id: staging and production must differ.
+    #[arg(long, env = "SEMEL_NAMESPACE", required = true, value_name = "NAME")]
+    namespace: Option<Namespace>,
+    /// Topic exchange that events come from.
+    #[arg(long, env = "SEMEL_EXCHANGE", default_value = "semel.events", value_name = "NAME")]
+    exchange: String,
+    /// Queue to consume; its dead letters are in <NAME>.dead.
+    #[arg(long, env = "SEMEL_LEDGER_QUEUE", default_value = "ledger.orders", value_name = "NAME")]
+    queue: String,
+    /// What is done about exchange and queues at start.
+    #[arg(long, env = "SEMEL_TOPOLOGY", default_value = "declare", value_name = "MODE")]
+    topology: TopologyMode,
+    /// Messages that the broker sends ahead.
+    #[arg(long, env = "SEMEL_LEDGER_PREFETCH", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "COUNT")]
+    prefetch: u16,
+    /// Messages booked at once, each with a database connection.
+    #[arg(long, env = "SEMEL_LEDGER_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=200), value_name = "COUNT")]
+    concurrency: u16,
+    #[command(flatten)]
+    pub(crate) process: ProcessOptions,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make or upgrade the ledger's tables, and leave.
+    Migrate,
+}
+
+/// What is done about exchange and queues at start.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum TopologyMode {
+    /// Make what is missing.
+    Declare,
+    /// Check that all is there with the right settings.
+    Verify,
+    /// Nothing.
+    Off,
+}
+
+impl From<TopologyMode> for semel_consumer_kit::TopologyMode {
+    fn from(mode: TopologyMode) -> Self {
+        match mode {
+            TopologyMode::Declare => Self::Declare,
+            TopologyMode::Verify => Self::Verify,
+            TopologyMode::Off => Self::Off,
+        }
+    }
+}
+
+/// A configuration that can be used.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The ledger's database.
+    pub database: DatabaseUrl,
+    /// The broker.
+    pub broker: BrokerUrl,
+    /// The deployment's name.
+    pub namespace: Namespace,
+    /// The exchange that events come from.
+    pub exchange: String,
+    /// The queue to consume.
+    pub queue: String,
+    /// What is done about them at start.
+    pub topology: TopologyMode,
+    /// Messages that the broker sends ahead.
+    pub prefetch: u16,
+    /// Messages booked at once.
+    pub concurrency: u16,
+}
+
+impl Options {
+    /// Checks the options.
+    ///
+    /// # Errors
+    ///
+    /// The first option that cannot be used.
+    pub fn config(&self) -> Result<Config, OptionError> {
+        let option = "--amqp-url";
+        let broker = secret(option, "AMQP_URL", self.amqp_url.as_deref(), self.amqp_url_file.as_ref())?;
+        let unusable = |message: &str| OptionError::Combination(message.to_owned());
+        if self.concurrency > self.prefetch {
+            return Err(unusable("--concurrency is more than --prefetch sends ahead"));
+        }
+        Ok(Config {
+            database: self.database.url()?,
+            broker: broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?,
+            namespace: self.namespace.clone().ok_or_else(|| unusable("--namespace is not set"))?,
+            exchange: self.exchange.clone(),
+            queue: self.queue.clone(),
+            topology: self.topology,
+            prefetch: self.prefetch,
+            concurrency: self.concurrency,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIVEN: [&str; 7] = [
+        "semel-ledger",
+        "--database-url",
+        "postgres://u:s3cret@h/d",
+        "--amqp-url",
+        "amqp://u:s3cret@h",
+        "--namespace",
+        "test",
+    ];
+
+    fn parsed(more: &[&str]) -> Result<Options, clap::Error> {
+        Options::try_parse_from(GIVEN.iter().chain(more))
+    }
+
+    #[test]
+    fn the_defaults_name_exchange_and_queue() {
+        let config = parsed(&[]).unwrap().config().unwrap();
+        assert_eq!((config.exchange.as_str(), config.queue.as_str()), ("semel.events", "ledger.orders"));
+        assert!(!format!("{config:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn a_namespace_is_needed_to_run_and_not_to_migrate() {
+        assert!(Options::try_parse_from(&GIVEN[..5]).is_err());
+        assert!(Options::try_parse_from(GIVEN[..3].iter().chain(&["migrate"])).is_ok());
+        assert!(Options::try_parse_from(GIVEN[..6].iter().chain(&["Not A Name"])).is_err());
+    }
+
+    #[test]
+    fn refuses_values_that_do_not_go_together() {
+        let error = parsed(&["--prefetch", "4"]).unwrap().config().unwrap_err();
+        assert!(error.to_string().contains("--prefetch"), "{error}");
+        assert!(parsed(&["--prefetch", "0"]).is_err());
+    }
+}

@@ -1,0 +1,292 @@
+//! Whether the independent places agree: what the client was told, the orders, the outboxes, what the broker routed, the
+//! ledger.
+//!
+//! Each is read on its own; none is derived from another. A difference names the id that differs.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use sqlx::{PgConnection, Row as _};
+use uuid::Uuid;
+
+use crate::client::Acknowledged;
+use crate::tap::Tapped;
+
+/// What the independent places say.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Sources {
+    /// Orders that the client was told of.
+    pub acknowledged: Vec<Acknowledged>,
+    /// Orders in the database.
+    pub orders: Vec<OrderRow>,
+    /// Events in the outboxes.
+    pub outbox: Vec<OutboxRow>,
+    /// Messages that the broker routed, in order of arrival.
+    pub tap: Vec<Tapped>,
+    /// Bookings of the ledger.
+    pub ledger: Vec<Booking>,
+}
+
+/// An order in the database.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct OrderRow {
+    /// Its id.
+    pub order_id: Uuid,
+    /// The key it was placed under.
+    pub key: String,
+    /// In minor units.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// An event in an outbox.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct OutboxRow {
+    /// The event.
+    pub event_id: Uuid,
+    /// Its place in its outbox.
+    pub id: i64,
+    /// What kind of thing changed.
+    pub aggregate_type: String,
+    /// Which one.
+    pub aggregate_id: String,
+    /// Whether it is marked as published.
+    pub published: bool,
+}
+
+/// A booking of the ledger.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Booking {
+    /// The event that was booked.
+    pub event_id: Uuid,
+    /// The order that it tells of.
+    pub order_id: String,
+    /// The debit on receivables, in minor units.
+    pub receivables: i64,
+    /// The credit on sales, in minor units, negative.
+    pub sales: i64,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// Two places that disagree about an id.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Difference {
+    /// What they disagree about.
+    pub id: String,
+    /// How.
+    pub statement: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.id, self.statement)
+    }
+}
+
+/// Compares the places, and returns what they disagree about; nothing when they agree.
+#[must_use]
+pub fn reconcile(sources: &Sources) -> Vec<Difference> {
+    let mut differences = BTreeSet::new();
+    let mut differ = |id: &dyn fmt::Display, statement: String| {
+        differences.insert(Difference { id: id.to_string(), statement });
+    };
+    orders_and_acknowledgements(sources, &mut differ);
+    orders_and_events(sources, &mut differ);
+    outbox_and_tap(sources, &mut differ);
+    orders_and_ledger(sources, &mut differ);
+    differences.into_iter().collect()
+}
+
+type Differ<'a> = &'a mut dyn FnMut(&dyn fmt::Display, String);
+
+fn orders_and_acknowledgements(sources: &Sources, differ: Differ<'_>) {
+    let acknowledged: HashMap<Uuid, &Acknowledged> =
+        sources.acknowledged.iter().map(|order| (order.order_id, order)).collect();
+    let rows = by(&sources.orders, |row| row.order_id);
+    for (id, order) in &acknowledged {
+        let rows = rows.get(id).map_or(&[][..], Vec::as_slice);
+        let [row] = rows else {
+            differ(id, format!("acknowledged, and has {} rows in orders", rows.len()));
+            continue;
+        };
+        if (row.amount, &row.currency, &row.key) != (order.amount, &order.currency, &order.key) {
+            let told = format!("{} {} under key {}", order.amount, order.currency, order.key);
+            differ(id, format!("acknowledged as {told}, stored as {} {} under key {}", row.amount, row.currency, row.key));
+        }
+    }
+    for row in &sources.orders {
+        if !acknowledged.contains_key(&row.order_id) {
+            differ(&row.order_id, "stored in orders, and never acknowledged".to_owned());
+        }
+    }
+    for (key, orders) in by(&sources.orders, |row| row.key.clone()) {
+        if orders.len() > 1 {
+            differ(&orders[0].order_id, format!("{} orders under the one key {key}", orders.len()));
+        }
+    }
+}
+
+fn orders_and_events(sources: &Sources, differ: Differ<'_>) {
+    let orders: BTreeSet<String> = sources.orders.iter().map(|row| row.order_id.to_string()).collect();
+    let told = by(
+        sources.outbox.iter().filter(|row| row.aggregate_type == "order"),
+        |row| row.aggregate_id.clone(),
+    );
+    for order in &orders {
+        let events = told.get(order).map_or(0, Vec::len);
+        if events != 1 {
+            differ(order, format!("stored in orders, and has {events} events in the outbox"));
+        }
+    }
+    for order in told.keys() {
+        if !orders.contains(order) {
+            differ(order, "told of in the outbox, and not stored in orders".to_owned());
+        }
+    }
+}
+
+fn outbox_and_tap(sources: &Sources, differ: Differ<'_>) {
+    let outbox: HashMap<Uuid, &OutboxRow> = sources.outbox.iter().map(|row| (row.event_id, row)).collect();
+    let routed: BTreeSet<Uuid> = sources.tap.iter().map(|message| message.event_id).collect();
+    for row in &sources.outbox {
+        if !row.published {
+            differ(&row.event_id, format!("not published: event {} of {}", row.id, row.aggregate_id));
+        }
+        if !routed.contains(&row.event_id) {
+            differ(&row.event_id, format!("in the outbox, and never routed: event {} of {}", row.id, row.aggregate_id));
+        }
+    }
+    let mut seen = BTreeSet::new();
+    let mut last: BTreeMap<(&str, &str), i64> = BTreeMap::new();
+    for message in &sources.tap {
+        match outbox.get(&message.event_id) {
+            None => differ(&message.event_id, "routed, and not in the outbox".to_owned()),
+            Some(row) if (row.id, &row.aggregate_id) != (message.outbox_id, &message.aggregate_id) => {
+                differ(&message.event_id, "routed as another aggregate's, or at another place".to_owned());
+            }
+            Some(_) => {}
+        }
+        // Repeats are allowed; first deliveries are in order.
+        if seen.insert(message.event_id) {
+            let last = last.entry((&message.aggregate_type, &message.aggregate_id)).or_default();
+            if message.outbox_id < *last {
+                differ(
+                    &message.event_id,
+                    format!("overtaken: event {} of {} came after {last}", message.outbox_id, message.aggregate_id),
+                );
+            }
+            *last = (*last).max(message.outbox_id);
+        }
+    }
+}
+
+fn orders_and_ledger(sources: &Sources, differ: Differ<'_>) {
+    let booked = by(&sources.ledger, |booking| booking.order_id.clone());
+    for row in &sources.orders {
+        let bookings = booked.get(&row.order_id.to_string()).map_or(&[][..], Vec::as_slice);
+        let [booking] = bookings else {
+            differ(&row.order_id, format!("stored in orders, and booked {} times", bookings.len()));
+            continue;
+        };
+        if (booking.receivables, booking.sales, &booking.currency) != (row.amount, -row.amount, &row.currency) {
+            differ(
+                &row.order_id,
+                format!(
+                    "an order of {} {}, booked as {} and {} {}",
+                    row.amount, row.currency, booking.receivables, booking.sales, booking.currency
+                ),
+            );
+        }
+    }
+    let orders: BTreeSet<String> = sources.orders.iter().map(|row| row.order_id.to_string()).collect();
+    for booking in &sources.ledger {
+        if !orders.contains(&booking.order_id) {
+            differ(&booking.order_id, "booked in the ledger, and not stored in orders".to_owned());
+        }
+    }
+}
+
+fn by<'a, T: 'a, K: Ord>(rows: impl IntoIterator<Item = &'a T>, key: impl Fn(&T) -> K) -> BTreeMap<K, Vec<&'a T>> {
+    let mut groups: BTreeMap<K, Vec<&T>> = BTreeMap::new();
+    for row in rows {
+        groups.entry(key(row)).or_default().push(row);
+    }
+    groups
+}
+
+/// Reads the orders of a payments database.
+///
+/// # Errors
+///
+/// The database fails.
+pub async fn read_orders(connection: &mut PgConnection) -> Result<Vec<OrderRow>> {
+    let rows = sqlx::query("SELECT order_id, idempotency_key, amount, currency FROM orders ORDER BY order_id")
+        .fetch_all(connection)
+        .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(OrderRow {
+                order_id: row.try_get("order_id")?,
+                key: row.try_get("idempotency_key")?,
+                amount: row.try_get("amount")?,
+                currency: row.try_get("currency")?,
+            })
+        })
+        .collect()
+}
+
+/// Reads an outbox.
+///
+/// # Errors
+///
+/// The database fails.
+pub async fn read_outbox(connection: &mut PgConnection) -> Result<Vec<OutboxRow>> {
+    let rows = sqlx::query(
+        "SELECT event_id, id, aggregate_type, aggregate_id, published_at IS NOT NULL AS published FROM outbox ORDER BY id",
+    )
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(OutboxRow {
+                event_id: row.try_get("event_id")?,
+                id: row.try_get("id")?,
+                aggregate_type: row.try_get("aggregate_type")?,
+                aggregate_id: row.try_get("aggregate_id")?,
+                published: row.try_get("published")?,
+            })
+        })
+        .collect()
+}
+
+/// Reads the bookings of a ledger.
+///
+/// # Errors
+///
+/// The database fails.
+pub async fn read_ledger(connection: &mut PgConnection) -> Result<Vec<Booking>> {
+    let rows = sqlx::query(
+        "SELECT event_id, source_id, currency,
+                COALESCE(sum(amount) FILTER (WHERE account = 'receivables'), 0)::BIGINT AS receivables,
+                COALESCE(sum(amount) FILTER (WHERE account = 'sales'), 0)::BIGINT AS sales
+         FROM ledger_transactions JOIN ledger_entries USING (transaction_id)
+         GROUP BY transaction_id, event_id, source_id, currency ORDER BY source_id",
+    )
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(Booking {
+                event_id: row.try_get("event_id")?,
+                order_id: row.try_get("source_id")?,
+                receivables: row.try_get("receivables")?,
+                sales: row.try_get("sales")?,
+                currency: row.try_get("currency")?,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,6 @@
+//! The relay over a real database and a real broker, pass by pass and as a process.
+
+mod drain;
+mod plans;
+mod processes;
+mod yard;

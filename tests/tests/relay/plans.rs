@@ -1,0 +1,123 @@
+//! The planner's trap: every statement of the hot path reads the hot index and nothing else, whatever the planner knows.
+//!
+//! Judged by what the server's own statistics say was touched, not by the text of a plan: the statements run as the relay
+//! runs them, on a table with a million published rows, analysed and never analysed, under custom and generic plans.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use semel_core::outbox::{self, drain};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
+
+use crate::yard::Yard;
+
+const PUBLISHED: i64 = 1_000_000;
+const PENDING: i64 = 5_000;
+
+/// What a statement touched: blocks per index and in the table, and how often each was scanned.
+#[derive(Clone, Debug, Default)]
+struct Touched {
+    sequential_scans: i64,
+    index_scans: BTreeMap<String, i64>,
+    blocks: i64,
+}
+
+async fn touched(connection: &mut PgConnection) -> Result<Touched> {
+    connection.execute("SELECT pg_stat_force_next_flush()").await?;
+    connection.execute("SELECT pg_stat_clear_snapshot()").await?;
+    let table = sqlx::query(
+        "SELECT seq_scan::BIGINT, (heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::BIGINT
+         FROM pg_stat_user_tables JOIN pg_statio_user_tables USING (relid)
+         WHERE pg_stat_user_tables.relname = 'outbox'",
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    let indexes = "SELECT indexrelname::TEXT, idx_scan::BIGINT FROM pg_stat_user_indexes WHERE relname = 'outbox'";
+    let indexes = sqlx::query(indexes).fetch_all(&mut *connection).await?;
+    let index_scans = indexes.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_>>()?;
+    Ok(Touched { sequential_scans: table.try_get(0)?, blocks: table.try_get(1)?, index_scans })
+}
+
+/// Checks what was touched since `before`: one index only, no sequential scan, and no more blocks than `blocks`.
+async fn assert_touched(connection: &mut PgConnection, before: &Touched, what: &str, index: &str, blocks: i64) -> Result<()> {
+    let after = touched(connection).await?;
+    assert_eq!(after.sequential_scans, before.sequential_scans, "{what}: read the whole table");
+    for (name, scans) in &after.index_scans {
+        let scanned = scans - before.index_scans.get(name).copied().unwrap_or_default();
+        if name == index {
+            assert!(scanned > 0, "{what}: did not use {index}");
+        } else {
+            assert_eq!(scanned, 0, "{what}: used {name}");
+        }
+    }
+    let used = after.blocks - before.blocks;
+    assert!(used <= blocks, "{what}: touched {used} blocks, more than {blocks}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_hot_path_touches_only_the_hot_index_beside_a_million_published_rows() -> Result<()> {
+    let yard = Yard::new().await?;
+    let mut connection = yard.connect().await?;
+    connection.execute("ALTER TABLE outbox SET (autovacuum_enabled = off)").await?;
+    for (count, published) in [(PUBLISHED, "now()"), (PENDING, "NULL")] {
+        let fill = format!(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, published_at)
+             SELECT 'thing', 'a' || n % 1000, 'Happened', '{{}}', {published} FROM generate_series(1, {count}) AS n"
+        );
+        connection.execute(AssertSqlSafe(fill)).await?;
+    }
+    for analysed in [false, true] {
+        if analysed {
+            connection.execute("ANALYZE outbox").await?;
+        }
+        for mode in ["force_custom_plan", "force_generic_plan"] {
+            // A connection of its own, so that no plan is left from the round before.
+            let mut relay = yard.connect().await?;
+            relay.execute(AssertSqlSafe(format!("SET plan_cache_mode = {mode}"))).await?;
+            let round = format!("analysed: {analysed}, {mode}");
+            hot_path(&mut relay, &round).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn hot_path(connection: &mut PgConnection, round: &str) -> Result<()> {
+    let before = touched(connection).await?;
+    let heads = drain::probe(connection).await?;
+    assert_eq!(heads.len(), 64, "{round}");
+    // 64 descents of a small index, and a heap block for each.
+    assert_touched(connection, &before, &format!("probe ({round})"), "outbox_hot", 64 * 8).await?;
+
+    let lanes: Vec<i16> = heads.iter().map(|head| head.lane).take(16).collect();
+    let before = touched(connection).await?;
+    let mut tx = connection.begin().await?;
+    assert_eq!(drain::take_lanes(&mut tx, &lanes, 16).await?.len(), 16);
+    let events = drain::read(&mut tx, &lanes, 31, 1 << 20).await?;
+    assert_eq!(events.len(), 16 * 31, "{round}");
+    tx.rollback().await?;
+    // 16 descents, and at most a heap block per event.
+    assert_touched(connection, &before, &format!("read ({round})"), "outbox_hot", 16 * 8 + 16 * 31).await?;
+
+    let before = touched(connection).await?;
+    outbox::sample(connection).await?;
+    assert_touched_by_sample(connection, &before, round).await?;
+
+    let ids: Vec<uuid::Uuid> = events.iter().map(|event| event.event_id).collect();
+    let before = touched(connection).await?;
+    let mut tx = connection.begin().await?;
+    assert_eq!(drain::mark(&mut tx, &ids).await?.len(), ids.len());
+    tx.rollback().await?;
+    // A descent and an update per event.
+    let blocks = i64::try_from(ids.len())? * 24;
+    assert_touched(connection, &before, &format!("mark ({round})"), "outbox_pkey", blocks).await
+}
+
+/// The gauges count the pending events, so they may read each of them; but not the published ones.
+async fn assert_touched_by_sample(connection: &mut PgConnection, before: &Touched, round: &str) -> Result<()> {
+    let after = touched(connection).await?;
+    assert_eq!(after.sequential_scans, before.sequential_scans, "sample ({round}): read the whole table");
+    let used = after.blocks - before.blocks;
+    assert!(used <= PENDING + 64 * 8, "sample ({round}): touched {used} blocks");
+    Ok(())
+}

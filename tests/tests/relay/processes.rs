@@ -1,0 +1,134 @@
+//! The relay as a process that dies, stops and starts.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use semel_tests::net::free_port;
+use semel_tests::process::{Daemon, binary};
+use semel_tests::proxy::Proxy;
+use semel_tests::wait::eventually;
+
+use crate::yard::{Yard, arrived, first_deliveries};
+
+const READY: Duration = Duration::from_secs(30);
+
+async fn start(yard: &Yard, name: &str, env: &[(&str, &str)]) -> Result<(Daemon, u16)> {
+    let admin = free_port()?;
+    let daemon = Daemon::command(name, binary("semel-relay")?)
+        .env("DATABASE_URL", yard.database.url())
+        .env("AMQP_URL", yard.vhost.url())
+        .env("SEMEL_EXCHANGE", &yard.exchange)
+        .env("SEMEL_ADMIN_LISTEN", format!("127.0.0.1:{admin}"))
+        .envs(env.iter().copied())
+        .start()
+        .await?;
+    Ok((daemon, admin))
+}
+
+/// A relay that dies at a failpoint, and another that goes on: nothing lost, order kept.
+async fn dies_at(failpoint: &str, repeats: bool) -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.fill(20, 10).await?;
+    let log = tempfile(failpoint);
+    let plan = format!("{failpoint}=abort");
+    let env = [("SEMEL_FAILPOINTS", plan.as_str()), ("SEMEL_FAILPOINT_LOG", log.as_str())];
+    let (doomed, _) = start(&yard, "doomed", &env).await?;
+    let status = doomed.wait_exit(READY).await?;
+    ensure!(!status.success(), "the failpoint did not kill it");
+    let hits = std::fs::read_to_string(&log)?;
+    ensure!(hits.contains(failpoint), "the failpoint was not hit: {hits}");
+    std::fs::remove_file(&log)?;
+
+    let (heir, admin) = start(&yard, "heir", &[]).await?;
+    heir.wait_ready(admin, READY).await?;
+    arrived(&tap, 200).await?;
+    for aggregate in 1..=20 {
+        let versions = first_deliveries(&tap, &format!("a{aggregate}"))?;
+        assert_eq!(versions, (1..=10).collect::<Vec<_>>(), "a{aggregate}");
+    }
+    let yard = &yard;
+    let none = || async move {
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("every event to be marked", READY, none).await?;
+    if repeats {
+        ensure!(tap.messages()?.len() > 200, "what was confirmed and not marked must come again");
+    } else {
+        assert_eq!(tap.messages()?.len(), 200, "nothing had been sent, so nothing comes twice");
+    }
+    Ok(())
+}
+
+fn tempfile(name: &str) -> String {
+    let file = format!("semel-{name}-{}-{}.log", std::process::id(), uuid::Uuid::new_v4());
+    std::env::temp_dir().join(file).display().to_string()
+}
+
+#[tokio::test]
+async fn killed_after_taking_lanes_it_loses_and_repeats_nothing() -> Result<()> {
+    dies_at("relay.after_take", false).await
+}
+
+#[tokio::test]
+async fn killed_between_confirm_and_mark_it_repeats_and_loses_nothing() -> Result<()> {
+    dies_at("relay.after_confirm", true).await
+}
+
+#[tokio::test]
+async fn killed_before_its_commit_it_repeats_and_loses_nothing() -> Result<()> {
+    dies_at("relay.before_commit", true).await
+}
+
+#[tokio::test]
+async fn waits_for_a_broker_that_is_away_and_is_ready_once_it_is_back() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.fill(3, 3).await?;
+    let url = reqwest::Url::parse(&yard.vhost.url())?;
+    let target = format!("{}:{}", url.host_str().unwrap_or("127.0.0.1"), url.port().unwrap_or(5672));
+    let target = tokio::net::lookup_host(target).await?.next().expect("an address");
+    let proxy = Proxy::start(target).await?;
+    proxy.refuse().await?;
+    let mut through = url.clone();
+    through.set_host(Some("127.0.0.1"))?;
+    through.set_port(Some(proxy.addr().port())).expect("a port");
+    let (relay, admin) = start(&yard, "patient", &[("AMQP_URL", through.as_str())]).await?;
+    relay.wait_for_line("the broker's absence", READY, |line| line.contains("the broker is away")).await?;
+    let ready = reqwest::get(format!("http://127.0.0.1:{admin}/readyz")).await?;
+    assert_eq!(ready.status(), 503);
+    ensure!(reqwest::get(format!("http://127.0.0.1:{admin}/livez")).await?.status() == 200, "alive all the same");
+    proxy.heal().await?;
+    relay.wait_ready(admin, READY).await?;
+    arrived(&tap, 9).await?;
+
+    // And again, with connections that are cut while it works.
+    proxy.sever().await;
+    yard.fill(3, 3).await?;
+    arrived(&tap, 18).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn stops_with_exit_code_0_in_the_middle_of_a_backlog() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.fill(100, 200).await?;
+    let (relay, _) = start(&yard, "stopped", &[]).await?;
+    arrived(&tap, 500).await?;
+    relay.terminate()?;
+    let status = relay.wait_exit(Duration::from_secs(25)).await?;
+    ensure!(status.success(), "left with {status}");
+    let (heir, _) = start(&yard, "heir", &[]).await?;
+    arrived(&tap, 20_000).await?;
+    for aggregate in [1, 50, 100] {
+        assert_eq!(first_deliveries(&tap, &format!("a{aggregate}"))?, (1..=200).collect::<Vec<_>>());
+    }
+    assert_eq!(tap.messages()?.len(), 20_000, "a clean stop repeats nothing");
+    heir.terminate()?;
+    ensure!(heir.wait_exit(Duration::from_secs(25)).await?.success(), "the heir stops cleanly too");
+    Ok(())
+}

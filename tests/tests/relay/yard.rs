@@ -1,0 +1,161 @@
+//! A database with an outbox, a virtual host with a tap, and relays to run over them pass by pass.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use semel_core::admin::Health;
+use semel_core::lifecycle::{Pass, Work as _};
+use semel_core::schema::{self, ENGINE};
+use semel_relay::{Config, Prober, RelayError, Shared, TopologyMode, Worker};
+use semel_tests::services::{Database, Services, Vhost};
+use semel_tests::tap::Tap;
+use sqlx::{PgConnection, Row as _};
+
+/// Where a test's relays work.
+pub(crate) struct Yard {
+    pub(crate) database: Database,
+    pub(crate) vhost: Vhost,
+    pub(crate) exchange: String,
+}
+
+impl Yard {
+    pub(crate) async fn new() -> Result<Self> {
+        let services = Services::from_env()?;
+        let database = services.create_database("relay").await?;
+        schema::migrate(&database.url().parse()?, &[&ENGINE]).await?;
+        let vhost = services.create_vhost("relay").await?;
+        let exchange = vhost.scoped("semel.events");
+        Ok(Self { database, vhost, exchange })
+    }
+
+    pub(crate) async fn connect(&self) -> Result<PgConnection> {
+        self.database.connect().await
+    }
+
+    pub(crate) async fn tap(&self, keys: &[&str]) -> Result<Tap> {
+        Tap::open(&self.vhost.url(), &self.exchange, &self.vhost.scoped("tap"), keys).await
+    }
+
+    pub(crate) fn config(&self, workers: u16) -> Result<Config> {
+        Ok(Config {
+            database: self.database.url().parse()?,
+            broker: self.vhost.url().parse()?,
+            exchange: self.exchange.clone(),
+            topology: TopologyMode::Declare,
+            source: "yard".to_owned(),
+            workers,
+            batch: 100,
+            batch_bytes: 1024 * 1024,
+            batch_time: Duration::from_secs(5),
+            confirm_limit: Duration::from_secs(15),
+        })
+    }
+
+    /// Inserts one event as any service may.
+    pub(crate) async fn insert(
+        &self,
+        connection: &mut PgConnection,
+        aggregate: &str,
+        version: i64,
+        event_type: &str,
+    ) -> Result<()> {
+        sqlx::query(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, aggregate_version, event_type, payload)
+             VALUES ('thing', $1, $2, $3, '{\"n\": 1}')",
+        )
+        .bind(aggregate)
+        .bind(version)
+        .bind(event_type)
+        .execute(connection)
+        .await?;
+        Ok(())
+    }
+
+    /// Inserts versions 1 to `versions` of `aggregates` aggregates, round by round.
+    pub(crate) async fn fill(&self, aggregates: i64, versions: i64) -> Result<()> {
+        sqlx::query(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, aggregate_version, event_type, payload)
+             SELECT 'thing', 'a' || a, v, 'Happened', '{}' FROM generate_series(1, $2) AS v, generate_series(1, $1) AS a
+             ORDER BY v",
+        )
+        .bind(aggregates)
+        .bind(versions)
+        .execute(&mut self.connect().await?)
+        .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn unpublished(&self) -> Result<i64> {
+        let query = "SELECT count(*) FROM outbox WHERE published_at IS NULL";
+        Ok(sqlx::query(query).fetch_one(&mut self.connect().await?).await?.try_get(0)?)
+    }
+}
+
+/// A relay process's parts, driven by hand.
+pub(crate) struct Relay {
+    pub(crate) prober: Prober,
+    pub(crate) workers: Vec<Worker>,
+}
+
+impl Relay {
+    pub(crate) fn new(config: &Config) -> Self {
+        let shared = Shared::new(Health::default(), config.workers);
+        let workers = (0..config.workers).map(|number| Worker::new(config.clone(), shared.clone(), number)).collect();
+        Self { prober: Prober::new(config.clone(), shared), workers }
+    }
+
+    /// Connects all workers to the broker, without lanes to work on.
+    pub(crate) async fn connect(&mut self) -> Result<(), RelayError> {
+        for worker in &mut self.workers {
+            worker.run_once().await?;
+        }
+        Ok(())
+    }
+
+    /// Probes, and lets the first worker run once.
+    pub(crate) async fn pass(&mut self) -> Result<Pass, RelayError> {
+        self.prober.run_once().await?;
+        self.workers[0].run_once().await
+    }
+
+    /// Probes and works, all workers side by side, until a probe finds nothing.
+    pub(crate) async fn drain(mut self) -> Result<Self> {
+        self.connect().await?;
+        let mut rounds = 0;
+        while self.prober.run_once().await? != Pass::Idle {
+            let mut side_by_side = tokio::task::JoinSet::new();
+            for mut worker in self.workers.drain(..) {
+                side_by_side.spawn(async move {
+                    worker.run_once().await?;
+                    Ok::<_, RelayError>(worker)
+                });
+            }
+            while let Some(worker) = side_by_side.join_next().await {
+                self.workers.push(worker??);
+            }
+            rounds += 1;
+            anyhow::ensure!(rounds < 10_000, "the outbox is never empty");
+        }
+        Ok(self)
+    }
+}
+
+/// The versions of an aggregate's first deliveries, in the order of arrival.
+pub(crate) fn first_deliveries(tap: &Tap, aggregate: &str) -> Result<Vec<i64>> {
+    let mut seen = std::collections::BTreeSet::new();
+    tap.messages()?
+        .iter()
+        .filter(|message| message.aggregate_id == aggregate && seen.insert(message.event_id))
+        .map(|message| message.aggregate_version.context("no version"))
+        .collect()
+}
+
+/// Waits until the tap has so many different events.
+pub(crate) async fn arrived(tap: &Tap, events: usize) -> Result<()> {
+    let look = || async move {
+        let messages = tap.messages().map_err(|error| error.to_string())?;
+        let ids: std::collections::BTreeSet<_> = messages.iter().map(|message| message.event_id).collect();
+        if ids.len() >= events { Ok(()) } else { Err(format!("{} of {events}", ids.len())) }
+    };
+    semel_tests::wait::eventually("events at the tap", Duration::from_secs(60), look).await
+}
