@@ -87,7 +87,8 @@ pub async fn run() -> Result<ExitCode> {
         Command::Dev => return dev::run(&root).await,
         Command::Reconcile { sources } => {
             let text = std::fs::read(&sources).with_context(|| format!("reading {}", sources.display()))?;
-            let sources = serde_json::from_slice(&text).with_context(|| format!("reading {}", sources.display()))?;
+            let sources =
+                serde_json::from_slice(&text).with_context(|| format!("reading {}", sources.display()))?;
             return Ok(demo::verdict(&sources));
         }
         Command::MigrateForPrepare => {

@@ -116,7 +116,8 @@ impl Client {
         let body = json!({
             "reference": intent.reference, "amount": intent.amount, "currency": intent.currency,
         });
-        let request = self.http.post(format!("{}/v1/orders", self.base)).header("idempotency-key", &intent.key);
+        let request =
+            self.http.post(format!("{}/v1/orders", self.base)).header("idempotency-key", &intent.key);
         answer(request.bearer_auth(&self.token).json(&body)).await
     }
 

@@ -33,7 +33,8 @@ pub async fn run(root: &Path) -> Result<ExitCode> {
     let began = Instant::now();
     let services = Services::find_or_start(root, Progress::Stderr).await?;
     let starting = System::start(&services, Shape { apis: 2, relays: 2 });
-    let system = Progress::Stderr.step("starting 2 APIs, 2 relays, reaper, ledger and its relay", starting).await?;
+    let system =
+        Progress::Stderr.step("starting 2 APIs, 2 relays, reaper, ledger and its relay", starting).await?;
     say(format_args!("Semel runs: 2 APIs, 2 relays, a reaper, a ledger with its own database and relay.\n"));
 
     let mut story = Story { system, acknowledged: Vec::new(), step: 0 };
@@ -56,7 +57,11 @@ pub fn verdict(sources: &Sources) -> ExitCode {
     say(format_args!("  the client was told of  {:>5} orders", sources.acknowledged.len()));
     say(format_args!("  the API stored          {:>5} orders", sources.orders.len()));
     say(format_args!("  the outboxes hold       {:>5} events", sources.outbox.len()));
-    say(format_args!("  the broker routed       {:>5} events in {} messages", events.len(), sources.tap.len()));
+    say(format_args!(
+        "  the broker routed       {:>5} events in {} messages",
+        events.len(),
+        sources.tap.len()
+    ));
     say(format_args!("  the ledger booked       {:>5} orders", sources.ledger.len()));
     let differences = reconcile(sources);
     if differences.is_empty() {
@@ -109,7 +114,10 @@ impl Story {
         say(format_args!("   POST /v1/orders → {} {}", first.status, String::from_utf8_lossy(&first.body)));
         ensure!(!first.is_replay(), "the first answer is marked as a replay");
         let again = self.system.client(1)?.place(&intent).await?;
-        ensure!(again.is_replay() && again.body == first.body && again.status == first.status, "no faithful replay");
+        ensure!(
+            again.is_replay() && again.body == first.body && again.status == first.status,
+            "no faithful replay"
+        );
         let read = self.system.client(0)?.order(order.order_id).await?;
         ensure!(read.status == StatusCode::OK, "the order cannot be read: {}", read.status);
         say(format_args!(
@@ -130,12 +138,17 @@ impl Story {
             requests.spawn(async move { client.place_until_final(&intent).await });
         }
         let answers = requests.join_all().await.into_iter().collect::<Result<Vec<_>>>()?;
-        let orders: BTreeSet<Uuid> =
-            answers.iter().map(|answer| Ok(answer.acknowledged(&intent.key)?.order_id)).collect::<Result<_>>()?;
+        let orders: BTreeSet<Uuid> = answers
+            .iter()
+            .map(|answer| Ok(answer.acknowledged(&intent.key)?.order_id))
+            .collect::<Result<_>>()?;
         let fresh = answers.iter().filter(|answer| !answer.is_replay()).count();
         ensure!(orders.len() == 1 && fresh == 1, "{} orders, {fresh} fresh answers", orders.len());
         self.note(&intent, &answers[0])?;
-        say(format_args!("   1 executed, 19 replayed; all name the order {}\n", orders.first().context("no order")?));
+        say(format_args!(
+            "   1 executed, 19 replayed; all name the order {}\n",
+            orders.first().context("no order")?
+        ));
         Ok(())
     }
 
@@ -147,7 +160,11 @@ impl Story {
         intent.amount = 900;
         let refused = self.system.client(0)?.place(&intent).await?;
         ensure!(refused.status == StatusCode::UNPROCESSABLE_ENTITY, "expected 422, got {}", refused.status);
-        say(format_args!("   500, then 900 under the same key → {}: {}\n", refused.status, refused.problem().unwrap_or_default()));
+        say(format_args!(
+            "   500, then 900 under the same key → {}: {}\n",
+            refused.status,
+            refused.problem().unwrap_or_default()
+        ));
         Ok(())
     }
 
@@ -173,7 +190,8 @@ impl Story {
     async fn an_api_killed(&mut self) -> Result<()> {
         self.title("An API killed (SIGKILL) in mid-flight");
         let client = self.system.client(0)?;
-        let intents: Vec<Intent> = (0..200).map(|n| Intent::new(&format!("demo-kill-{n}"), 1000 + n)).collect();
+        let intents: Vec<Intent> =
+            (0..200).map(|n| Intent::new(&format!("demo-kill-{n}"), 1000 + n)).collect();
         let (told, mut answered) = tokio::sync::mpsc::unbounded_channel();
         let mut requests = tokio::task::JoinSet::new();
         for intent in intents.clone() {
@@ -197,7 +215,11 @@ impl Story {
         for (intent, before) in outcomes {
             let answer = other.place_until_final(&intent).await?;
             if let Ok(before) = before.and_then(|answer| answer.acknowledged(&intent.key)) {
-                ensure!(before == answer.acknowledged(&intent.key)?, "another answer than before for {}", intent.reference);
+                ensure!(
+                    before == answer.acknowledged(&intent.key)?,
+                    "another answer than before for {}",
+                    intent.reference
+                );
             }
             replayed += usize::from(answer.is_replay());
             self.note(&intent, &answer)?;
@@ -247,7 +269,9 @@ impl Story {
         };
         eventually("all 2,000 events to be routed", Duration::from_secs(60), all).await?;
         let repeated = self.system.tap.count("shipment").saturating_sub(total);
-        say(format_args!("   all {total} arrived by the other relay, {repeated} of them twice, each aggregate in order\n"));
+        say(format_args!(
+            "   all {total} arrived by the other relay, {repeated} of them twice, each aggregate in order\n"
+        ));
         Ok(())
     }
 
@@ -255,7 +279,10 @@ impl Story {
         self.title("A message delivered twice");
         self.system.place.settled(Duration::from_secs(30)).await?;
         let messages = self.system.tap.messages()?;
-        let message = messages.iter().find(|message| message.event_type == "OrderPlaced").context("no order was routed")?;
+        let message = messages
+            .iter()
+            .find(|message| message.event_type == "OrderPlaced")
+            .context("no order was routed")?;
         let before = self.system.ledger.metric("semel_inbox_messages_total", "outcome=\"duplicate\"").await?;
         crate::tap::send_again(&self.system.place.vhost.url(), &self.system.place.queue, message).await?;
         let ledger = &self.system.ledger;
@@ -271,7 +298,10 @@ impl Story {
             .await?
             .try_get(0)?;
         ensure!(bookings == 1, "{bookings} bookings of one order");
-        say(format_args!("   the second copy of {} was counted as a duplicate; 1 booking\n", message.event_id));
+        say(format_args!(
+            "   the second copy of {} was counted as a duplicate; 1 booking\n",
+            message.event_id
+        ));
         Ok(())
     }
 

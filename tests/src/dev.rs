@@ -18,7 +18,8 @@ use crate::system::{Shape, System};
 pub async fn run(root: &Path) -> Result<ExitCode> {
     let services = Services::find_or_start(root, Progress::Stderr).await?;
     let starting = System::start(&services, Shape { apis: 1, relays: 2 });
-    let system = Progress::Stderr.step("starting API, 2 relays, reaper, ledger and its relay", starting).await?;
+    let system =
+        Progress::Stderr.step("starting API, 2 relays, reaper, ledger and its relay", starting).await?;
     let api = system.apis[0].address.context("no address")?;
     let token = &system.place.token;
     say(format_args!("API            http://{api}"));
@@ -29,7 +30,13 @@ pub async fn run(root: &Path) -> Result<ExitCode> {
     if let Some(management) = services.rabbitmq.management() {
         say(format_args!("management UI  {}", management.url()));
     }
-    let named = [("api", &system.apis[0]), ("relay", &system.relays[0]), ("relay", &system.relays[1]), ("reaper", &system.reaper), ("ledger", &system.ledger)];
+    let named = [
+        ("api", &system.apis[0]),
+        ("relay", &system.relays[0]),
+        ("relay", &system.relays[1]),
+        ("reaper", &system.reaper),
+        ("ledger", &system.ledger),
+    ];
     for (name, running) in named {
         say(format_args!("{name:<14} http://127.0.0.1:{}/metrics", running.admin));
     }

@@ -59,15 +59,26 @@ impl ProcessId {
         }
     }
 
-    /// Kills it and all processes that descend from it, without letting them say a word.
+    /// Kills it and all processes that descend from it, and waits until they are gone.
     ///
     /// # Errors
     ///
-    /// A process is another user's.
-    pub fn kill_tree(self) -> Result<()> {
-        let family: Vec<Self> = self.descendants();
+    /// A process is another user's, or still there at the deadline.
+    pub async fn kill_tree(self, what: &str, deadline: Duration) -> Result<()> {
+        // The children of another that has its number by now are not ours to kill.
+        if !self.is_running() {
+            return Ok(());
+        }
+        let family = self.descendants();
         self.signal(Signal::KILL)?;
-        family.into_iter().try_for_each(|child| child.signal(Signal::KILL).map(drop))
+        for child in &family {
+            child.signal(Signal::KILL)?;
+        }
+        self.wait_gone(what, deadline).await?;
+        for child in family {
+            child.wait_gone(what, deadline).await?;
+        }
+        Ok(())
     }
 
     /// Waits until it is gone.
@@ -147,10 +158,8 @@ mod tests {
             Some(parent.descendants()).filter(|children| children.len() == 2)
         });
         let children = children.await.unwrap();
-        parent.kill_tree().unwrap();
+        parent.kill_tree("the shell", Duration::from_secs(10)).await.unwrap();
+        assert!(!parent.is_running() && !children.iter().any(|child| child.is_running()));
         shell.wait().unwrap();
-        for process in [parent, children[0], children[1]] {
-            process.wait_gone("the shell", Duration::from_secs(10)).await.unwrap();
-        }
     }
 }

@@ -115,7 +115,13 @@ fn orders_and_acknowledgements(sources: &Sources, differ: Differ<'_>) {
         };
         if (row.amount, &row.currency, &row.key) != (order.amount, &order.currency, &order.key) {
             let told = format!("{} {} under key {}", order.amount, order.currency, order.key);
-            differ(id, format!("acknowledged as {told}, stored as {} {} under key {}", row.amount, row.currency, row.key));
+            differ(
+                id,
+                format!(
+                    "acknowledged as {told}, stored as {} {} under key {}",
+                    row.amount, row.currency, row.key
+                ),
+            );
         }
     }
     for row in &sources.orders {
@@ -132,10 +138,8 @@ fn orders_and_acknowledgements(sources: &Sources, differ: Differ<'_>) {
 
 fn orders_and_events(sources: &Sources, differ: Differ<'_>) {
     let orders: BTreeSet<String> = sources.orders.iter().map(|row| row.order_id.to_string()).collect();
-    let told = by(
-        sources.outbox.iter().filter(|row| row.aggregate_type == "order"),
-        |row| row.aggregate_id.clone(),
-    );
+    let told =
+        by(sources.outbox.iter().filter(|row| row.aggregate_type == "order"), |row| row.aggregate_id.clone());
     for order in &orders {
         let events = told.get(order).map_or(0, Vec::len);
         if events != 1 {
@@ -157,7 +161,10 @@ fn outbox_and_tap(sources: &Sources, differ: Differ<'_>) {
             differ(&row.event_id, format!("not published: event {} of {}", row.id, row.aggregate_id));
         }
         if !routed.contains(&row.event_id) {
-            differ(&row.event_id, format!("in the outbox, and never routed: event {} of {}", row.id, row.aggregate_id));
+            differ(
+                &row.event_id,
+                format!("in the outbox, and never routed: event {} of {}", row.id, row.aggregate_id),
+            );
         }
     }
     let mut seen = BTreeSet::new();
@@ -176,7 +183,10 @@ fn outbox_and_tap(sources: &Sources, differ: Differ<'_>) {
             if message.outbox_id < *last {
                 differ(
                     &message.event_id,
-                    format!("overtaken: event {} of {} came after {last}", message.outbox_id, message.aggregate_id),
+                    format!(
+                        "overtaken: event {} of {} came after {last}",
+                        message.outbox_id, message.aggregate_id
+                    ),
                 );
             }
             *last = (*last).max(message.outbox_id);
@@ -192,7 +202,8 @@ fn orders_and_ledger(sources: &Sources, differ: Differ<'_>) {
             differ(&row.order_id, format!("stored in orders, and booked {} times", bookings.len()));
             continue;
         };
-        if (booking.receivables, booking.sales, &booking.currency) != (row.amount, -row.amount, &row.currency) {
+        if (booking.receivables, booking.sales, &booking.currency) != (row.amount, -row.amount, &row.currency)
+        {
             differ(
                 &row.order_id,
                 format!(
@@ -210,7 +221,10 @@ fn orders_and_ledger(sources: &Sources, differ: Differ<'_>) {
     }
 }
 
-fn by<'a, T: 'a, K: Ord>(rows: impl IntoIterator<Item = &'a T>, key: impl Fn(&T) -> K) -> BTreeMap<K, Vec<&'a T>> {
+fn by<'a, T: 'a, K: Ord>(
+    rows: impl IntoIterator<Item = &'a T>,
+    key: impl Fn(&T) -> K,
+) -> BTreeMap<K, Vec<&'a T>> {
     let mut groups: BTreeMap<K, Vec<&T>> = BTreeMap::new();
     for row in rows {
         groups.entry(key(row)).or_default().push(row);
@@ -224,9 +238,10 @@ fn by<'a, T: 'a, K: Ord>(rows: impl IntoIterator<Item = &'a T>, key: impl Fn(&T)
 ///
 /// The database fails.
 pub async fn read_orders(connection: &mut PgConnection) -> Result<Vec<OrderRow>> {
-    let rows = sqlx::query("SELECT order_id, idempotency_key, amount, currency FROM orders ORDER BY order_id")
-        .fetch_all(connection)
-        .await?;
+    let rows =
+        sqlx::query("SELECT order_id, idempotency_key, amount, currency FROM orders ORDER BY order_id")
+            .fetch_all(connection)
+            .await?;
     rows.into_iter()
         .map(|row| {
             Ok(OrderRow {

@@ -84,7 +84,8 @@ impl Services {
 
     /// Starts private services in a folder of their own, for a test that stops and kills them.
     ///
-    /// They are ended by [`remove`](Self::remove), not with the value: await it.
+    /// They are ended by [`remove`](Self::remove), and not with the value. A test that fails before it
+    /// comes to that leaves them to its next run, which finds them.
     ///
     /// # Errors
     ///
@@ -156,7 +157,16 @@ impl Services {
     ///
     /// The variables are not set: the test was not started by the command that sets them.
     pub fn from_env() -> Result<Self> {
-        let read = |name| setting(name).ok_or_else(|| anyhow!(NOT_TOLD));
+        Self::from_variables(setting)
+    }
+
+    /// Takes the services that variables like those of [`environment`](Self::environment) tell of.
+    ///
+    /// # Errors
+    ///
+    /// A variable is missing, or a private service was never started.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let read = |name| variable(name).ok_or_else(|| anyhow!(NOT_TOLD));
         let place = Place::at(&PathBuf::from(read(FOLDER)?));
         let (private_postgres, private_rabbitmq) = match read(ORIGIN)?.as_str() {
             "private" => (true, true),
@@ -176,7 +186,7 @@ impl Services {
             PrivateRabbitMq::at(&place).remembered().context(NOT_TOLD)?
         } else {
             let url = Url::parse(&read(AMQP_URL)?).with_context(|| format!("{AMQP_URL} cannot be parsed"))?;
-            let management = setting(AMQP_MANAGEMENT_URL).map(|url| Management::new(&url)).transpose()?;
+            let management = variable(AMQP_MANAGEMENT_URL).map(|url| Management::new(&url)).transpose()?;
             RabbitMq { url, management, private: None }
         };
         Ok(Self { postgres, rabbitmq, place })
@@ -200,6 +210,12 @@ impl Services {
         let management = self.rabbitmq.management.as_ref();
         variables.extend(management.map(|management| (AMQP_MANAGEMENT_URL, management.url().to_string())));
         variables
+    }
+
+    /// Where private services live; [`Place::own`] makes room for more.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Whether both are ours, to be stopped and killed as a test likes.
@@ -247,13 +263,17 @@ impl Services {
         remove(&self.place, progress).await
     }
 
-    /// Ends the private services of a workspace, if any run, and removes their data.
+    /// Ends the private services of a workspace, if any run, and removes their data; those too that a
+    /// test had of its own and did not come to end.
     ///
     /// # Errors
     ///
     /// One of them could not be ended.
     pub async fn stop(root: &Path, progress: Progress) -> Result<()> {
-        remove(&Place::of(root)?, progress).await
+        for place in Place::of(root)?.with_own() {
+            remove(&place, progress).await?;
+        }
+        Ok(())
     }
 
     /// Says of each service, in a line, whether it is there and whose it is; starts nothing.
@@ -304,10 +324,13 @@ async fn given_postgres(url: &str) -> Result<Postgres> {
 }
 
 async fn remove(place: &Place, progress: Progress) -> Result<()> {
-    let lock = place.lock(progress).await?;
     let (postgres, rabbitmq) = (PrivatePostgres::at(place), PrivateRabbitMq::at(place));
+    if !postgres.left_anything() && !rabbitmq.left_anything() {
+        return Ok(());
+    }
+    let lock = place.lock(progress).await?;
     let ending = async { tokio::try_join!(postgres.destroy(), rabbitmq.destroy()) };
-    progress.step("ending the private services", ending).await?;
+    progress.step(&format!("ending the services in {}", place.dir().display()), ending).await?;
     drop(lock);
     Ok(())
 }

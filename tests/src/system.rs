@@ -18,7 +18,8 @@ use crate::wait::eventually;
 pub const READY: Duration = Duration::from_secs(30);
 
 /// The routing keys that this system's events have.
-pub const KEYS: [&str; 3] = ["order.OrderPlaced", "shipment.ShipmentMoved", "ledger_transaction.LedgerPosted"];
+pub const KEYS: [&str; 3] =
+    ["order.OrderPlaced", "shipment.ShipmentMoved", "ledger_transaction.LedgerPosted"];
 
 /// What a daemon is started with beside its defaults.
 pub type Env<'a> = &'a [(&'a str, &'a str)];
@@ -195,7 +196,8 @@ impl Place {
             let unpublished = "SELECT count(*) FROM outbox WHERE published_at IS NULL";
             let left: i64 = sqlx::query(unpublished).fetch_one(&mut payments).await?.try_get(0)?;
             let left_in_books: i64 = sqlx::query(unpublished).fetch_one(&mut books).await?.try_get(0)?;
-            let orders: i64 = sqlx::query("SELECT count(*) FROM orders").fetch_one(&mut payments).await?.try_get(0)?;
+            let orders: i64 =
+                sqlx::query("SELECT count(*) FROM orders").fetch_one(&mut payments).await?.try_get(0)?;
             let booked = "SELECT count(*) FROM processed_events";
             let booked: i64 = sqlx::query(booked).fetch_one(&mut books).await?.try_get(0)?;
             if left == 0 && left_in_books == 0 && booked >= orders {
@@ -260,14 +262,16 @@ impl System {
         let expected = outbox.iter().filter(|row| row.published).count();
         let arrived = || async {
             let messages = self.tap.messages().map_err(|error| error.to_string())?;
-            let ids: std::collections::BTreeSet<_> = messages.iter().map(|message| message.event_id).collect();
+            let ids: std::collections::BTreeSet<_> =
+                messages.iter().map(|message| message.event_id).collect();
             if ids.len() >= expected { Ok(messages) } else { Err(format!("{} of {expected}", ids.len())) }
         };
-        let tap = match eventually("the tap to have what was published", Duration::from_secs(10), arrived).await {
-            Ok(messages) => messages,
-            // The difference is for the comparison to name.
-            Err(_) => self.tap.messages()?,
-        };
+        let tap =
+            match eventually("the tap to have what was published", Duration::from_secs(10), arrived).await {
+                Ok(messages) => messages,
+                // The difference is for the comparison to name.
+                Err(_) => self.tap.messages()?,
+            };
         Ok(Sources {
             acknowledged,
             orders: read_orders(&mut payments).await?,
@@ -320,7 +324,8 @@ impl Running {
 /// It fails, or takes longer than a minute.
 pub async fn call(program: &str, args: &[&str], database: &str) -> Result<Vec<String>> {
     let name = format!("{program}-{}", args.join("-"));
-    let daemon = Daemon::command(&name, binary(program)?).args(args).env("DATABASE_URL", database).start().await?;
+    let daemon =
+        Daemon::command(&name, binary(program)?).args(args).env("DATABASE_URL", database).start().await?;
     let status = daemon.wait_exit(Duration::from_secs(60)).await?;
     if !status.success() {
         bail!("{program} {} failed: {}", args.join(" "), daemon.lines().join("; "));

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use semel_broker::inspect::{QueueKind, declare_plain_queue};
-use semel_broker::{BrokerUrl, Connection, Envelope, Message, Outcome, Outgoing, Publisher, Subscription, topology};
+use semel_broker::{
+    BrokerUrl, Connection, Envelope, Message, Outcome, Outgoing, Publisher, Subscription, topology,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -53,11 +55,12 @@ impl Tap {
         let url: BrokerUrl = url.parse()?;
         let connection = Connection::open(&url, "semel-bed tap").await?;
         topology::declare_exchange(&connection, exchange).await?;
-        
+
         declare_plain_queue(&connection, queue, QueueKind::Classic, exchange, keys).await?;
         connection.close().await;
         let mut subscription = Subscription::open(&url, "semel-bed tap", queue, 1000).await?;
-        let (messages, failed) = (Arc::<Mutex<Vec<Tapped>>>::default(), Arc::<Mutex<Option<String>>>::default());
+        let (messages, failed) =
+            (Arc::<Mutex<Vec<Tapped>>>::default(), Arc::<Mutex<Option<String>>>::default());
         let (kept, failure) = (Arc::clone(&messages), Arc::clone(&failed));
         let collecting = tokio::spawn(async move {
             loop {

@@ -110,7 +110,11 @@ fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Er
         Err(Setback::OverBudget) => "the handler exceeded its time budget".to_owned(),
         Err(Setback::Panicked) => "the handler panicked".to_owned(),
     };
-    if is_last { Ok(Verdict::Dead { reason: Reason::Exhausted, error }) } else { Ok(Verdict::Retry { error }) }
+    if is_last {
+        Ok(Verdict::Dead { reason: Reason::Exhausted, error })
+    } else {
+        Ok(Verdict::Retry { error })
+    }
 }
 
 /// Doubles with each earlier delivery, from `shortest` to `longest`; between half of that and the whole.
@@ -137,7 +141,9 @@ mod tests {
     #[test]
     fn a_passing_failure_is_retried_until_the_last_delivery() {
         let failed = || Err(Setback::Handler(HandlerError::transient("bank is closed")));
-        assert!(matches!(verdict(failed(), false), Ok(Verdict::Retry { error }) if error.contains("bank is closed")));
+        assert!(
+            matches!(verdict(failed(), false), Ok(Verdict::Retry { error }) if error.contains("bank is closed"))
+        );
         assert!(matches!(verdict(failed(), true), Ok(Verdict::Dead { reason: Reason::Exhausted, .. })));
         for setback in [Setback::Panicked, Setback::OverBudget] {
             assert!(matches!(verdict(Err(setback), false), Ok(Verdict::Retry { .. })));

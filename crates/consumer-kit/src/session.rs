@@ -81,6 +81,8 @@ impl<H: Handler> Session<H> {
             self.shared.settings.heartbeat.beat();
             let mut taken: Option<Delivery> = None;
             tokio::select! {
+                // In this order, so that nothing is taken after a stop.
+                biased;
                 () = life.stopping() => return Ok(()),
                 Some(done) = self.running.next() => outcome(done)?,
                 free = Arc::clone(&self.places).acquire_owned(), if place.is_none() => place = free.ok(),

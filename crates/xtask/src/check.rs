@@ -111,13 +111,15 @@ fn format(workspace: &Workspace) -> Result<()> {
 
 fn clippy(workspace: &Workspace, selection: &[&str]) -> Result<()> {
     let mut command = workspace.cargo("clippy");
-    command.args(selection).args(["--all-targets", "--", "--deny", "warnings"]);
+    command.args(selection).args(["--all-targets", "--keep-going", "--", "--deny", "warnings"]);
     workspace::run(&mut command)
 }
 
 fn doc(workspace: &Workspace) -> Result<()> {
     let mut command = workspace.cargo("doc");
-    workspace::run(command.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
+    workspace::run(
+        command.args(["--workspace", "--no-deps", "--keep-going"]).env("RUSTDOCFLAGS", "--deny warnings"),
+    )
 }
 
 #[cfg(test)]

@@ -50,10 +50,12 @@ impl Launch<'_> {
             command.process_group(0);
             command
         };
-        let child = command.spawn().with_context(|| format!("starting {}", self.program.display()))?;
+        let mut child = command.spawn().with_context(|| format!("starting {}", self.program.display()))?;
         let pid = i32::try_from(child.id()).context("a process id is 31 bits")?;
-        ProcessId::of(pid)
-            .with_context(|| format!("{} ended at once{}", self.program.display(), tail(self.log)))
+        let process = ProcessId::of(pid);
+        // Once it has ended, the kernel keeps its number until its parent has asked how.
+        std::thread::spawn(move || child.wait());
+        process.with_context(|| format!("{} ended at once{}", self.program.display(), tail(self.log)))
     }
 
     fn command(&self, program: &OsStr, args: &[OsString]) -> Result<Command> {
@@ -105,9 +107,9 @@ pub(super) fn tail(log: &Path) -> String {
 /// port mapper that RabbitMQ starts has the folder in its environment too, but others use it.
 pub(super) fn orphans(program: &str, dir: &Path) -> Vec<ProcessId> {
     let dir = dir.as_os_str().as_encoded_bytes();
-    let mentions = |path: PathBuf| {
-        fs::read(path).is_ok_and(|text| text.split(|&byte| byte == 0).any(|word| word.ends_with(dir)))
-    };
+    let names =
+        |word: &[u8]| word.strip_suffix(dir).is_some_and(|rest| rest.is_empty() || rest.ends_with(b"="));
+    let mentions = |path: PathBuf| fs::read(path).is_ok_and(|text| text.split(|&byte| byte == 0).any(names));
     crate::pid::all()
         .filter(|pid| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();

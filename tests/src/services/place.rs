@@ -4,7 +4,7 @@
 //! by whoever starts or ends a server, so two commands in parallel do not both start one.
 
 use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +17,9 @@ use crate::wait::eventually;
 
 /// How long another command may hold the lock: it may be installing packages.
 const LOCK_DEADLINE: Duration = Duration::from_mins(10);
+
+/// Holds the places within a place.
+const OWN: &str = "own";
 
 /// A user that a server runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +71,21 @@ impl Place {
         Ok(Self { dir })
     }
 
-    /// Takes a folder for servers that only one test uses, and may therefore kill.
-    #[must_use]
-    pub fn at(dir: &Path) -> Self {
+    /// Takes the place that [`of`](Self::of) chose, in another process.
+    pub(super) fn at(dir: &Path) -> Self {
         Self { dir: dir.to_path_buf() }
+    }
+
+    /// A place within this one, for servers that only one test uses, and may therefore kill.
+    #[must_use]
+    pub fn own(&self, name: &str) -> Self {
+        Self { dir: self.dir.join(OWN).join(name) }
+    }
+
+    /// This place and all that were made within it.
+    pub(super) fn with_own(&self) -> Vec<Self> {
+        let own = fs::read_dir(self.dir.join(OWN)).into_iter().flatten().flatten();
+        std::iter::once(self.clone()).chain(own.map(|entry| Self { dir: entry.path() })).collect()
     }
 
     /// The folder.
@@ -93,11 +107,12 @@ impl Place {
     /// Makes the folder and waits for the lock. The lock is given up with the value.
     pub(super) async fn lock(&self, progress: Progress) -> Result<File> {
         let dir = &self.dir;
-        // Others may pass through, as Postgres must when it runs as another user, but not look.
-        let made = fs::DirBuilder::new().recursive(true).mode(0o711).create(dir);
-        made.with_context(|| format!("creating {}", dir.display()))?;
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
         let owner = fs::metadata(dir).with_context(|| format!("looking at {}", dir.display()))?.uid();
         ensure!(owner == uid(), "{} belongs to user {owner}, not to us; remove it", dir.display());
+        // Others may pass through, as Postgres must when it runs as another user, but not look.
+        let closed = fs::set_permissions(dir, fs::Permissions::from_mode(0o711));
+        closed.with_context(|| format!("closing {} to others", dir.display()))?;
         let path = dir.join("lock");
         let lock = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
         let mut told = false;
@@ -127,6 +142,10 @@ pub(super) struct StateFile {
 }
 
 impl StateFile {
+    pub(super) fn exists(&self) -> bool {
+        self.path.exists()
+    }
+
     /// Reads it. One that is missing or of another version says that nothing is known to run.
     pub(super) fn load<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_slice(&fs::read(&self.path).ok()?).ok()

@@ -257,8 +257,14 @@ impl PrivatePostgres {
     /// It was still there at the deadline.
     pub async fn kill(&self) -> Result<()> {
         let state = self.load()?;
-        state.process.kill_tree()?;
-        state.process.wait_gone("Postgres", STOP_DEADLINE).await
+        state.process.kill_tree("Postgres", STOP_DEADLINE).await?;
+        // All are gone, but a process that nobody waited for looks to Postgres as if it still ran.
+        match fs::remove_file(self.data().join("postmaster.pid")) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).context("removing the lock of the Postgres that was killed")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Starts the server again, on its data and its port; does nothing if it runs.
@@ -314,26 +320,27 @@ impl PrivatePostgres {
         process.signal(signal)?;
         let gone = process.wait_gone("Postgres", STOP_DEADLINE).await;
         if gone.is_err() {
-            process.kill_tree()?;
+            process.kill_tree("Postgres", STOP_DEADLINE).await?;
         }
         gone
     }
 
-    /// Ends the server, if one runs, and removes all that it left. Says whether one ran.
-    pub(super) async fn destroy(&self) -> Result<bool> {
+    /// Whether a server runs here, or ever did since the last [`destroy`](Self::destroy).
+    pub(super) fn left_anything(&self) -> bool {
+        self.state.exists() || self.dir.exists() || !orphans("postgres", &self.data()).is_empty()
+    }
+
+    /// Ends the server, if one runs, and removes all that it left. The log stays.
+    pub(super) async fn destroy(&self) -> Result<()> {
         let known = self.state.load::<State>().map(|state| state.process);
-        let mut running: Vec<ProcessId> = known.into_iter().filter(|process| process.is_running()).collect();
-        running.extend(orphans("postgres", &self.data()).into_iter().filter(|&orphan| Some(orphan) != known));
-        for process in &running {
+        for process in known.into_iter().chain(orphans("postgres", &self.data())) {
             process.signal(Signal::INT)?;
             if process.wait_gone("Postgres", STOP_DEADLINE).await.is_err() {
-                process.kill_tree()?;
-                process.wait_gone("Postgres", STOP_DEADLINE).await?;
+                process.kill_tree("Postgres", STOP_DEADLINE).await?;
             }
         }
         self.state.remove()?;
-        remove_dir(&self.dir)?;
-        Ok(!running.is_empty())
+        remove_dir(&self.dir)
     }
 }
 

@@ -310,7 +310,7 @@ impl PrivateRabbitMq {
         process.signal(Signal::TERM)?;
         let gone = process.wait_gone("RabbitMQ", STOP_DEADLINE).await;
         if gone.is_err() {
-            process.kill_tree()?;
+            process.kill_tree("RabbitMQ", STOP_DEADLINE).await?;
         }
         gone
     }
@@ -321,9 +321,7 @@ impl PrivateRabbitMq {
     ///
     /// It was still there at the deadline.
     pub async fn kill(&self) -> Result<()> {
-        let process = self.load()?.process;
-        process.kill_tree()?;
-        process.wait_gone("RabbitMQ", STOP_DEADLINE).await
+        self.load()?.process.kill_tree("RabbitMQ", STOP_DEADLINE).await
     }
 
     /// Starts the server again, on its data and its ports; does nothing if it runs.
@@ -369,21 +367,21 @@ impl PrivateRabbitMq {
         self.state.load().context("no private RabbitMQ was started here")
     }
 
-    /// Ends the server, if one runs, and removes all that it left. Says whether one ran.
-    pub(super) async fn destroy(&self) -> Result<bool> {
+    /// Whether a server runs here, or ever did since the last [`destroy`](Self::destroy).
+    pub(super) fn left_anything(&self) -> bool {
+        self.state.exists() || self.dir.exists() || !orphans("beam.smp", &self.dir).is_empty()
+    }
+
+    /// Ends the server, if one runs, and removes all that it left. The log stays.
+    ///
+    /// It is killed: to end in order takes it up to half a minute, for the sake of data that goes.
+    pub(super) async fn destroy(&self) -> Result<()> {
         let known = self.state.load::<State>().map(|state| state.process);
-        let mut running: Vec<ProcessId> = known.into_iter().filter(|process| process.is_running()).collect();
-        running.extend(orphans("beam.smp", &self.dir).into_iter().filter(|&orphan| Some(orphan) != known));
-        for process in &running {
-            process.signal(Signal::TERM)?;
-            if process.wait_gone("RabbitMQ", STOP_DEADLINE).await.is_err() {
-                process.kill_tree()?;
-                process.wait_gone("RabbitMQ", STOP_DEADLINE).await?;
-            }
+        for process in known.into_iter().chain(orphans("beam.smp", &self.dir)) {
+            process.kill_tree("RabbitMQ", STOP_DEADLINE).await?;
         }
         self.state.remove()?;
-        remove_dir(&self.dir)?;
-        Ok(!running.is_empty())
+        remove_dir(&self.dir)
     }
 }
 

@@ -67,7 +67,8 @@ async fn tap_is_full(yard: &Yard) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn an_unroutable_event_stops_its_aggregate_alone_and_goes_out_in_order_once_it_has_a_queue() -> Result<()> {
+async fn an_unroutable_event_stops_its_aggregate_alone_and_goes_out_in_order_once_it_has_a_queue()
+-> Result<()> {
     let yard = Yard::new().await?;
     let tap = yard.tap(&["thing.Happened"]).await?;
     let mut connection = yard.connect().await?;
@@ -82,7 +83,8 @@ async fn an_unroutable_event_stops_its_aggregate_alone_and_goes_out_in_order_onc
     arrived(&tap, 3).await?;
     assert_eq!(first_deliveries(&tap, "free")?, [1, 2]);
     assert_eq!(first_deliveries(&tap, "stuck")?, [1], "a later event overtook an unroutable one");
-    let unpublished = "SELECT array_agg(aggregate_version ORDER BY id) FROM outbox WHERE published_at IS NULL";
+    let unpublished =
+        "SELECT array_agg(aggregate_version ORDER BY id) FROM outbox WHERE published_at IS NULL";
     let versions: Vec<i64> = sqlx::query(unpublished).fetch_one(&mut connection).await?.try_get(0)?;
     assert_eq!(versions, [2, 3], "a returned event was marked as published");
 
@@ -148,7 +150,8 @@ async fn a_nacked_event_is_not_marked() -> Result<()> {
     let left = yard.unpublished().await?;
     let held = u32::try_from(3 - left)?;
     let there = || async {
-        let count = semel_broker::inspect::message_count(&broker, &full).await.map_err(|error| error.to_string())?;
+        let count =
+            semel_broker::inspect::message_count(&broker, &full).await.map_err(|error| error.to_string())?;
         if count == held { Ok(()) } else { Err(count.to_string()) }
     };
     eventually("as many messages as marks", Duration::from_secs(10), there).await?;
@@ -159,12 +162,15 @@ async fn a_nacked_event_is_not_marked() -> Result<()> {
 async fn declare_full_queue(yard: &Yard, queue: &str) -> Result<()> {
     use lapin::options::{QueueBindOptions, QueueDeclareOptions};
     use lapin::types::{AMQPValue, FieldTable};
-    let connection = lapin::Connection::connect(&yard.vhost.url(), lapin::ConnectionProperties::default()).await?;
+    let connection =
+        lapin::Connection::connect(&yard.vhost.url(), lapin::ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
     arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-    channel.queue_declare(queue.into(), QueueDeclareOptions { durable: true, ..Default::default() }, arguments).await?;
+    channel
+        .queue_declare(queue.into(), QueueDeclareOptions { durable: true, ..Default::default() }, arguments)
+        .await?;
     channel
         .queue_bind(
             queue.into(),

@@ -32,14 +32,22 @@ async fn touched(connection: &mut PgConnection) -> Result<Touched> {
     )
     .fetch_one(&mut *connection)
     .await?;
-    let indexes = "SELECT indexrelname::TEXT, idx_scan::BIGINT FROM pg_stat_user_indexes WHERE relname = 'outbox'";
+    let indexes =
+        "SELECT indexrelname::TEXT, idx_scan::BIGINT FROM pg_stat_user_indexes WHERE relname = 'outbox'";
     let indexes = sqlx::query(indexes).fetch_all(&mut *connection).await?;
-    let index_scans = indexes.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_>>()?;
+    let index_scans =
+        indexes.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_>>()?;
     Ok(Touched { sequential_scans: table.try_get(0)?, blocks: table.try_get(1)?, index_scans })
 }
 
 /// Checks what was touched since `before`: one index only, no sequential scan, and no more blocks than `blocks`.
-async fn assert_touched(connection: &mut PgConnection, before: &Touched, what: &str, index: &str, blocks: i64) -> Result<()> {
+async fn assert_touched(
+    connection: &mut PgConnection,
+    before: &Touched,
+    what: &str,
+    index: &str,
+    blocks: i64,
+) -> Result<()> {
     let after = touched(connection).await?;
     assert_eq!(after.sequential_scans, before.sequential_scans, "{what}: read the whole table");
     for (name, scans) in &after.index_scans {
@@ -114,7 +122,11 @@ async fn hot_path(connection: &mut PgConnection, round: &str) -> Result<()> {
 }
 
 /// The gauges count the pending events, so they may read each of them; but not the published ones.
-async fn assert_touched_by_sample(connection: &mut PgConnection, before: &Touched, round: &str) -> Result<()> {
+async fn assert_touched_by_sample(
+    connection: &mut PgConnection,
+    before: &Touched,
+    round: &str,
+) -> Result<()> {
     let after = touched(connection).await?;
     assert_eq!(after.sequential_scans, before.sequential_scans, "sample ({round}): read the whole table");
     let used = after.blocks - before.blocks;

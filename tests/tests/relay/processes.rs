@@ -100,7 +100,10 @@ async fn waits_for_a_broker_that_is_away_and_is_ready_once_it_is_back() -> Resul
     relay.wait_for_line("the broker's absence", READY, |line| line.contains("the broker is away")).await?;
     let ready = reqwest::get(format!("http://127.0.0.1:{admin}/readyz")).await?;
     assert_eq!(ready.status(), 503);
-    ensure!(reqwest::get(format!("http://127.0.0.1:{admin}/livez")).await?.status() == 200, "alive all the same");
+    ensure!(
+        reqwest::get(format!("http://127.0.0.1:{admin}/livez")).await?.status() == 200,
+        "alive all the same"
+    );
     proxy.heal().await?;
     relay.wait_ready(admin, READY).await?;
     arrived(&tap, 9).await?;

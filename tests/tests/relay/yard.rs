@@ -100,7 +100,8 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) fn new(config: &Config) -> Self {
         let shared = Shared::new(Health::default(), config.workers);
-        let workers = (0..config.workers).map(|number| Worker::new(config.clone(), shared.clone(), number)).collect();
+        let workers =
+            (0..config.workers).map(|number| Worker::new(config.clone(), shared.clone(), number)).collect();
         Self { prober: Prober::new(config.clone(), shared), workers }
     }
 

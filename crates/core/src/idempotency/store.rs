@@ -242,14 +242,18 @@ pub async fn complete(
 pub async fn reap_expired(connection: &mut PgConnection, limit: i64) -> Result<u64, sqlx::Error> {
     let done = sqlx::query!(
         "-- idempotency_reap_expired
-        DELETE FROM idempotency_keys
-        WHERE status = 'completed' AND (client_id, operation, key) IN (
+        WITH due AS MATERIALIZED (
+            -- Chosen once: inside IN (…) the planner may ask for these rows again per outer row, each time for others, since
+            -- those already locked are skipped. The instant is a subquery so that the index on expires_at serves it.
             SELECT client_id, operation, key FROM idempotency_keys
-            WHERE status = 'completed' AND expires_at <= clock_timestamp()
+            WHERE status = 'completed' AND expires_at <= (SELECT clock_timestamp())
             ORDER BY expires_at
             LIMIT $1
             FOR UPDATE SKIP LOCKED
-        )",
+        )
+        DELETE FROM idempotency_keys AS old USING due
+        WHERE old.client_id = due.client_id AND old.operation = due.operation AND old.key = due.key
+          AND old.status = 'completed'",
         limit
     )
     .execute(connection)

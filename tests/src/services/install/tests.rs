@@ -128,9 +128,12 @@ async fn installs_through_sudo_as_an_ordinary_user() {
     let bare = Bare::new(false);
     bare.tools();
     bare.apt_get();
-    bare.program("bin/sudo", &format!("echo \"$1\" > {}/sudo-calls\nshift\nexec \"$@\"", bare.dir.display()));
+    bare.program(
+        "bin/sudo",
+        &format!("printf '%s' \"$1\" > {}/sudo-calls\nshift\nexec \"$@\"", bare.dir.display()),
+    );
     bare.find(Package::RabbitMq).await.unwrap();
-    assert_eq!(bare.read("sudo-calls"), "-n\n");
+    assert_eq!(bare.read("sudo-calls"), "-n");
 }
 
 #[tokio::test]

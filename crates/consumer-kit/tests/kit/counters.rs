@@ -1,0 +1,52 @@
+//! A metrics recorder that tests can read; counters of different consumers do not mix.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, Once};
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use semel_consumer_kit::metrics::MESSAGES;
+
+static COUNTERS: LazyLock<Mutex<HashMap<(String, String), Arc<AtomicU64>>>> = LazyLock::new(Mutex::default);
+static INSTALLED: Once = Once::new();
+
+struct Counters;
+
+impl Recorder for Counters {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let label = |name| {
+            let found = key.labels().find(|label| label.key() == name);
+            found.map(|label| label.value().to_owned()).unwrap_or_default()
+        };
+        if key.name() != MESSAGES {
+            return Counter::noop();
+        }
+        let mut counters = COUNTERS.lock().unwrap();
+        Counter::from_arc(Arc::clone(counters.entry((label("consumer"), label("outcome"))).or_default()))
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+pub(crate) fn install() {
+    INSTALLED.call_once(|| metrics::set_global_recorder(Counters).unwrap());
+}
+
+/// The consumer's messages by outcome, in the order effect, duplicate, retried, dead, invalid.
+pub(crate) fn of(consumer: &str) -> [u64; 5] {
+    let counters = COUNTERS.lock().unwrap();
+    ["effect", "duplicate", "retried", "dead", "invalid"].map(|outcome| {
+        let counter = counters.get(&(consumer.to_owned(), outcome.to_owned()));
+        counter.expect("every counter is there from the start").load(Ordering::Relaxed)
+    })
+}

@@ -1,0 +1,108 @@
+//! Subscribing, subscribing again, and stopping.
+
+use semel_broker::inspect;
+use semel_consumer_kit::{Consumer, TopologyMode};
+
+use crate::script::{Act, Script};
+use crate::support::{Tables, World, eventually, make_tables, within};
+
+#[tokio::test]
+async fn a_deleted_queue_is_declared_and_consumed_again() {
+    let world = World::new().await;
+    let consumer = world.start().await;
+    world.publish(Act::Succeed).await;
+    world.counted([1, 0, 0, 0, 0]).await;
+    inspect::delete_queue(&world.connection, &world.name).await.unwrap();
+    consumer.lost(1).await;
+    consumer.ready().await;
+    let event = world.publish(Act::Succeed).await;
+    world.counted([2, 0, 0, 0, 0]).await;
+    assert_eq!(world.effects(event).await, 1);
+    consumer.stop().await;
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_soft_stop_finishes_what_runs_and_leaves_the_rest_in_the_queue() {
+    let world = World::new().await;
+    let consumer = world.start_with(world.builder().prefetch(10).concurrency(2));
+    consumer.ready().await;
+    let events = world.publish_all(&[Act::WaitAtGate; 6]).await;
+    within("two events at the gate", world.script.at_gate.acquire_many(2)).await.unwrap().forget();
+    consumer.life.stop();
+    world.script.gate.add_permits(events.len());
+    consumer.ended().await.unwrap();
+    assert_eq!(world.count("effects").await, 2);
+    world.counted([2, 0, 0, 0, 0]).await;
+    eventually("the rest in the queue", || async {
+        match world.queued().await {
+            4 => Ok(()),
+            seen => Err(seen),
+        }
+    })
+    .await;
+    // Nothing of it is lost.
+    let consumer = world.start().await;
+    world.counted([6, 0, 0, 0, 0]).await;
+    assert_eq!(world.count("effects").await, 6);
+    consumer.stop().await;
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_soft_stop_gives_back_at_once_what_waits_for_its_retry() {
+    let world = World::new().await;
+    let hour = std::time::Duration::from_secs(3600);
+    let consumer = world.start_with(world.builder().retry_wait(hour, hour));
+    consumer.ready().await;
+    let event = world.publish(Act::Fail(u32::MAX)).await;
+    eventually("the first call", || async { (world.script.calls(event) == 1).then_some(()).ok_or(0) }).await;
+    consumer.stop().await;
+    eventually("the message in the queue", || async { (world.queued().await == 1).then_some(()).ok_or(0) })
+        .await;
+    world.close().await;
+}
+
+#[tokio::test]
+async fn waits_for_tables_that_are_not_made_yet() {
+    let world = World::with(Tables::Missing).await;
+    let consumer = world.start_with(world.builder());
+    consumer.lost(1).await;
+    make_tables(&world.database).await;
+    consumer.ready().await;
+    let event = world.publish(Act::Succeed).await;
+    world.counted([1, 0, 0, 0, 0]).await;
+    assert_eq!((world.effects(event).await, world.script.calls(event)), (1, 1));
+    consumer.stop().await;
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_refused_login_is_an_error() {
+    let world = World::new().await;
+    let url = std::env::var("AMQP_URL").unwrap();
+    let (_, place) = url.rsplit_once('@').unwrap_or(("", url.trim_start_matches("amqp://")));
+    let broker = format!("amqp://nobody:wrong@{place}").parse().unwrap();
+    let consumer = Consumer::builder(world.name.as_str(), world.pool.clone(), broker, world.name.as_str());
+    let consumer = consumer.bind("order.OrderPlaced").build(Script::default()).unwrap();
+    let life = semel_core::lifecycle::Lifecycle::new();
+    let error = within("the refusal", consumer.run(&life)).await.unwrap_err();
+    assert!(error.to_string().contains("refuses the login"), "{error}");
+    assert!(!error.to_string().contains("wrong"), "{error}");
+    world.start().await.stop().await;
+    world.close().await;
+}
+
+#[tokio::test]
+async fn verifying_makes_nothing_and_waits_for_what_is_missing() {
+    let world = World::new().await;
+    let consumer = world.start_with(world.builder().topology(TopologyMode::Verify));
+    consumer.lost(1).await;
+    assert!(inspect::message_count(&world.connection, &world.name).await.is_err());
+    world.start().await.stop().await;
+    consumer.ready().await;
+    world.publish(Act::Succeed).await;
+    world.counted([1, 0, 0, 0, 0]).await;
+    consumer.stop().await;
+    world.close().await;
+}

@@ -1,0 +1,8 @@
+//! A consumer against a real Postgres and a real RabbitMQ. Every test has a database and a queue of its own.
+
+mod counters;
+mod effects;
+mod failures;
+mod life;
+mod script;
+mod support;

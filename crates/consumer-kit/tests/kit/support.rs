@@ -1,0 +1,259 @@
+//! A database, a queue and a running consumer per test.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use semel_broker::{BrokerUrl, Connection, Delivery, Envelope, Outcome, Outgoing, Publisher, inspect};
+use semel_consumer_kit::{Consumer, ConsumerBuilder, Error, Readiness};
+use semel_core::database::{self, DatabaseUrl};
+use semel_core::lifecycle::Lifecycle;
+use semel_core::schema::{self, ENGINE, INBOX};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use crate::counters;
+use crate::script::{Act, Order, Script};
+
+/// How long a condition may take to come true; a passing test never waits for it.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+pub(crate) const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+pub(crate) struct World {
+    pub(crate) pool: PgPool,
+    pub(crate) name: String,
+    pub(crate) broker: BrokerUrl,
+    pub(crate) connection: Connection,
+    pub(crate) script: Script,
+    pub(crate) database: DatabaseUrl,
+    admin: PgPool,
+}
+
+/// Whether the consumer's tables are made before the test.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Tables {
+    Made,
+    Missing,
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        Self::with(Tables::Made).await
+    }
+
+    pub(crate) async fn with(tables: Tables) -> Self {
+        counters::install();
+        let admin_url = service("SEMEL_TEST_POSTGRES_URL");
+        let name = format!("kit_{}", Uuid::new_v4().simple());
+        let admin = PgPool::connect_lazy(&admin_url).unwrap();
+        admin.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.unwrap();
+        let (server, _) = admin_url.rsplit_once('/').expect("the URL names a database");
+        let database: DatabaseUrl = format!("{server}/{name}").parse().unwrap();
+        if tables == Tables::Made {
+            make_tables(&database).await;
+        }
+        let broker: BrokerUrl = service("AMQP_URL").parse().unwrap();
+        Self {
+            pool: database::pool(&database, "kit-test", 9),
+            connection: Connection::open(&broker, "kit-test").await.unwrap(),
+            script: Script::default(),
+            name,
+            broker,
+            database,
+            admin,
+        }
+    }
+
+    /// Exchange and queue are named like the database.
+    pub(crate) fn builder(&self) -> ConsumerBuilder {
+        let queue = self.name.as_str();
+        Consumer::builder(queue, self.pool.clone(), self.broker.clone(), queue)
+            .exchange(queue)
+            .bind("order.OrderPlaced")
+            .retry_wait(Duration::from_millis(1), Duration::from_millis(20))
+    }
+
+    pub(crate) async fn start(&self) -> Running {
+        let running = self.start_with(self.builder());
+        running.ready().await;
+        running
+    }
+
+    pub(crate) fn start_with(&self, builder: ConsumerBuilder) -> Running {
+        let (tell, readiness) = watch::channel(Seen::default());
+        let builder = builder.on_readiness(move |readiness| {
+            tell.send_modify(|seen| {
+                seen.ready = readiness == Readiness::Ready;
+                seen.losses += u32::from(!seen.ready);
+            });
+        });
+        let consumer = builder.build(self.script.clone()).unwrap();
+        let life = Lifecycle::new();
+        let task = {
+            let life = life.clone();
+            tokio::spawn(async move { consumer.run(&life).await })
+        };
+        Running { life, task, readiness }
+    }
+
+    pub(crate) async fn publish(&self, act: Act) -> Uuid {
+        self.publish_all(&[act]).await[0]
+    }
+
+    pub(crate) async fn publish_all(&self, acts: &[Act]) -> Vec<Uuid> {
+        let events: Vec<_> = acts.iter().map(|act| (Uuid::new_v4(), *act)).collect();
+        self.publish_events(&events).await;
+        events.into_iter().map(|(id, _)| id).collect()
+    }
+
+    pub(crate) async fn publish_events(&self, events: &[(Uuid, Act)]) {
+        let bodies = events.iter().map(|(id, act)| (*id, serde_json::to_vec(&Order { act: *act }).unwrap()));
+        self.publish_bodies(bodies.collect()).await;
+    }
+
+    pub(crate) async fn publish_bodies(&self, bodies: Vec<(Uuid, Vec<u8>)>) {
+        let mut publisher = Publisher::open(&self.broker, "kit-test").await.unwrap();
+        let wave = bodies.into_iter().map(|(event_id, body)| {
+            let envelope = Envelope {
+                event_id,
+                event_type: "OrderPlaced".to_owned(),
+                aggregate_type: "order".to_owned(),
+                aggregate_id: event_id.to_string(),
+                aggregate_version: Some(1),
+                outbox_id: 1,
+                created_at_unix_micros: 1_700_000_000_000_000,
+                source: "kit-test".to_owned(),
+                headers: BTreeMap::from([("traceparent".to_owned(), TRACE.to_owned())]),
+            };
+            Outgoing::event(self.name.as_str(), "order.OrderPlaced", envelope, body)
+        });
+        let outcomes = publisher.publish_wave(wave.collect()).await.outcomes;
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Confirmed), "{outcomes:?}");
+        publisher.close().await;
+    }
+
+    /// How often the event took effect.
+    pub(crate) async fn effects(&self, event: Uuid) -> i64 {
+        let count = sqlx::query_scalar("SELECT count(*) FROM effects WHERE event_id = $1");
+        count.bind(event).fetch_one(&self.pool).await.unwrap()
+    }
+
+    pub(crate) async fn count(&self, what: &'static str) -> i64 {
+        let count = AssertSqlSafe(format!("SELECT count(*) FROM {what}"));
+        sqlx::query_scalar(count).fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// Waits for the messages that became of by now: effect, duplicate, retried, dead, invalid.
+    pub(crate) async fn counted(&self, expected: [u64; 5]) {
+        eventually("the counters", || async {
+            let seen = counters::of(&self.name);
+            if seen == expected { Ok(()) } else { Err(format!("{seen:?} instead of {expected:?}")) }
+        })
+        .await;
+    }
+
+    pub(crate) async fn queued(&self) -> u32 {
+        inspect::message_count(&self.connection, &self.name).await.unwrap()
+    }
+
+    /// Waits for that many dead letters, and takes them out of their queue.
+    pub(crate) async fn dead_letters(&self, expected: usize) -> Vec<Delivery> {
+        let queue = format!("{}.dead", self.name);
+        eventually("the dead letters", || async {
+            match inspect::message_count(&self.connection, &queue).await {
+                Ok(count) if count as usize == expected => Ok(()),
+                seen => Err(format!("{seen:?} instead of {expected}")),
+            }
+        })
+        .await;
+        inspect::take(&self.connection, &queue, expected).await.unwrap()
+    }
+
+    pub(crate) async fn close(self) {
+        inspect::delete_queue(&self.connection, &self.name).await.unwrap();
+        inspect::delete_queue(&self.connection, &format!("{}.dead", self.name)).await.unwrap();
+        inspect::delete_exchange(&self.connection, &self.name).await.unwrap();
+        self.connection.close().await;
+        self.pool.close().await;
+        self.admin.execute(AssertSqlSafe(format!("DROP DATABASE {} WITH (FORCE)", self.name))).await.unwrap();
+    }
+}
+
+pub(crate) async fn make_tables(database: &DatabaseUrl) {
+    // Nothing is unique here: what takes effect twice has to show.
+    let mut connection = database::connect(database, "kit-test").await.unwrap();
+    connection.execute("CREATE TABLE effects (event_id UUID NOT NULL)").await.unwrap();
+    schema::migrate(database, &[&ENGINE, &INBOX]).await.unwrap();
+}
+
+fn service(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run `cargo xtask test`, which starts a private Postgres and RabbitMQ")
+    })
+}
+
+/// A consumer at work.
+pub(crate) struct Running {
+    pub(crate) life: Lifecycle,
+    task: JoinHandle<Result<(), Error>>,
+    readiness: watch::Receiver<Seen>,
+}
+
+/// What a consumer has told of its readiness.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    ready: bool,
+    losses: u32,
+}
+
+impl Running {
+    pub(crate) async fn ready(&self) {
+        self.readiness("the consumer to be ready", |seen| seen.ready).await;
+    }
+
+    /// Waits until the consumer has been unable to work that often.
+    pub(crate) async fn lost(&self, times: u32) {
+        self.readiness("the consumer to be not ready", |seen| seen.losses >= times).await;
+    }
+
+    async fn readiness(&self, what: &str, holds: impl FnMut(&Seen) -> bool) {
+        let mut readiness = self.readiness.clone();
+        within(what, readiness.wait_for(holds)).await.unwrap();
+    }
+
+    /// Stops it and waits for its end.
+    pub(crate) async fn stop(self) {
+        self.life.stop();
+        self.ended().await.unwrap();
+    }
+
+    pub(crate) async fn ended(self) -> Result<(), Error> {
+        within("the consumer to end", self.task).await.unwrap()
+    }
+}
+
+pub(crate) async fn within<F: Future>(what: &str, future: F) -> F::Output {
+    let ended = tokio::time::timeout(DEADLINE, future).await;
+    ended.unwrap_or_else(|_| panic!("waited {DEADLINE:?} for {what}"))
+}
+
+/// Looks at a condition until it holds; the panic tells what was seen last.
+pub(crate) async fn eventually<T, E: Debug, F>(what: &str, mut look: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let until = Instant::now() + DEADLINE;
+    loop {
+        match look().await {
+            Ok(value) => return value,
+            Err(seen) if Instant::now() > until => {
+                panic!("waited {DEADLINE:?} for {what}; seen last: {seen:?}")
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
