@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use crate::output::say;
 use crate::progress::Progress;
 use crate::services::Services;
-use crate::{demo, dev, prepare, workspace};
+use crate::{demo, dev, workspace};
 
 /// Runs the test bed.
 #[derive(Debug, Parser)]
@@ -39,8 +39,6 @@ enum Command {
         /// The file.
         sources: PathBuf,
     },
-    /// Makes a fresh database with every table there is, for checking queries, and prints its URL.
-    MigrateForPrepare,
 }
 
 #[derive(Debug, Subcommand)]
@@ -90,10 +88,6 @@ pub async fn run() -> Result<ExitCode> {
             let sources =
                 serde_json::from_slice(&text).with_context(|| format!("reading {}", sources.display()))?;
             return Ok(demo::verdict(&sources));
-        }
-        Command::MigrateForPrepare => {
-            let services = Services::find_or_start(&root, Progress::Stderr).await?;
-            say(format_args!("DATABASE_URL={}", prepare::database(&services).await?));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -202,7 +202,9 @@ impl Story {
                 (intent, answer)
             });
         }
-        answered.recv().await.context("no request ended")?;
+        for _ in 0..20 {
+            answered.recv().await.context("no request ended")?;
+        }
         self.system.apis[0].daemon.kill().await?;
         let outcomes = requests.join_all().await;
         let survived = outcomes.iter().filter(|(_, answer)| answer.is_ok()).count();

@@ -15,7 +15,6 @@ pub mod dev;
 pub mod net;
 pub mod output;
 pub mod pid;
-pub mod prepare;
 pub mod process;
 pub mod progress;
 pub mod proxy;

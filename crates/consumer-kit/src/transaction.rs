@@ -74,23 +74,22 @@ pub(crate) async fn take_effect<H: Handler>(
     let setback = match AssertUnwindSafe(handling).catch_unwind().await {
         Ok(Ok(Ok(()))) => return commit(tx).await,
         Ok(Ok(Err(error))) => {
-            tx.rollback().await.map_err(unsettled("roll back a transaction"))?;
+            roll_back(tx).await?;
             return Err(failed(error));
         }
         Ok(Err(_)) => Setback::OverBudget,
         Err(_) => Setback::Panicked,
     };
-    // Not through `tx`: the handler may have left it inside a savepoint.
-    let rolled_back = database::roll_back(&mut tx).await;
+    let ended = abandon(&mut tx).await;
     drop(tx);
     connection.close_on_drop();
-    rolled_back.map_err(unsettled("roll back a transaction"))?;
+    ended.map_err(unsettled("roll back a transaction"))?;
     Err(setback)
 }
 
 async fn commit(mut tx: Transaction<'_, Postgres>) -> Result<Effect, Setback> {
     if let Err(error) = check(&mut tx).await {
-        tx.rollback().await.map_err(unsettled("roll back a transaction"))?;
+        roll_back(tx).await?;
         return Err(failed(error.into()));
     }
     semel_core::failpoint!(crate::failpoints::BEFORE_COMMIT);
@@ -107,6 +106,24 @@ async fn commit(mut tx: Transaction<'_, Postgres>) -> Result<Effect, Setback> {
 /// report success; this statement fails.
 async fn check(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
     tx.execute("SET CONSTRAINTS ALL IMMEDIATE").await.map(drop)
+}
+
+/// Ends a transaction whose handler has ended by itself.
+async fn roll_back(tx: Transaction<'_, Postgres>) -> Result<(), Setback> {
+    match tx.rollback().await {
+        Err(error) if failure(&error) == Failure::Unknown => Err(unsettled("roll back a transaction")(error)),
+        // An answer to a statement that the handler gave up waiting for; the ROLLBACK is queued behind it.
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Ends a transaction whose handler was dropped. Not through `Transaction`, because the handler may have left a savepoint.
+async fn abandon(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
+    match database::roll_back(tx).await {
+        // An answer to the statement that ran when the handler was dropped; the next one is to the ROLLBACK.
+        Err(error) if failure(&error) != Failure::Unknown => database::roll_back(tx).await,
+        ended => ended,
+    }
 }
 
 /// The server ends a statement, or a wait for a twin's lock, that outlasts the budget, so that dropping a handler never

@@ -38,9 +38,9 @@ async fn private_servers_live_as_they_are_told() {
     );
 
     taken_port_is_told(postgres, &database).await;
+    drop((database, vhost));
     lost_server_is_replaced(postgres, &place).await;
 
-    drop((database, vhost));
     let last = (postgres.process().unwrap(), rabbitmq.process().unwrap());
     services.clone().remove(Progress::Silent).await.unwrap();
     assert!(!last.0.is_running() && !last.1.is_running());

@@ -153,7 +153,7 @@ async fn a_panic_is_a_passing_failure() {
 #[tokio::test]
 async fn a_handler_past_its_time_is_ended_and_retried() {
     let world = World::new().await;
-    let consumer = world.start_with(world.builder().budget(Duration::from_millis(300)));
+    let consumer = world.start_with(world.builder().budget(Duration::from_secs(1)));
     consumer.ready().await;
     let events = world.publish_all(&[Act::Hang(1), Act::HangInDatabase(1)]).await;
     world.counted([2, 0, 2, 0, 0]).await;

@@ -1,4 +1,4 @@
-//! The one path of a keyed request: look up, compare, answer; or validate, execute, answer.
+//! The one path of a keyed request: look up, compare, answer; or ask for an earlier outcome, validate, execute, answer.
 //!
 //! For operations whose effect lives wholly in our database. Business row, event and completed key are one transaction,
 //! so there is nothing to recover: a crash leaves all of it or none.
@@ -181,13 +181,21 @@ impl<O: Operation> Run<'_, O> {
             Ok(None) => {}
             Err(error) => return self.nothing_executed(error),
         }
-        if let Err(invalid) = self.command.validate() {
-            return Ok(Answer::Invalid(invalid));
-        }
+        // Before it is validated: rules may have become stricter since it was executed.
         match self.operation.earlier_outcome(&mut connection, self.scope).await {
-            Ok(Some(resource_id)) => return Ok(Answer::Expired { resource_id }),
+            // Its key was reaped, or a concurrent twin has executed it since the look-up: then the key is there now.
+            Ok(Some(resource_id)) => {
+                return match store::look_up(&mut connection, self.scope).await {
+                    Ok(Some(known)) => Ok(self.judge(known, hash, &encoded)),
+                    Ok(None) => Ok(Answer::Expired { resource_id }),
+                    Err(error) => self.nothing_executed(error),
+                };
+            }
             Ok(None) => {}
             Err(error) => return self.nothing_executed(error),
+        }
+        if let Err(invalid) = self.command.validate() {
+            return Ok(Answer::Invalid(invalid));
         }
         self.execute(connection, hash, &encoded).await
     }

@@ -11,15 +11,9 @@ use uuid::Uuid;
 
 use crate::database::{Database, with_database};
 
-const ALL_LANES: [i16; 64] = {
-    let mut lanes = [0; 64];
-    let mut lane = 0;
-    while lane < drain::LANES {
-        lanes[lane as usize] = lane;
-        lane += 1;
-    }
-    lanes
-};
+fn all_lanes() -> Vec<i16> {
+    (0..drain::LANES).collect()
+}
 
 /// Appends `count` events of one aggregate, each with a payload of the same size; returns its lane and their ids.
 async fn append(db: &Database, aggregate_id: &str, count: usize) -> (i16, Vec<Uuid>) {
@@ -34,7 +28,7 @@ async fn append(db: &Database, aggregate_id: &str, count: usize) -> (i16, Vec<Uu
             trace_context: None,
         })
         .collect();
-    outbox::append(&mut *db.pool.acquire().await.unwrap(), &events).await.unwrap();
+    outbox::append(&mut db.pool.acquire().await.unwrap(), &events).await.unwrap();
     let lane = sqlx::query_scalar("SELECT lane FROM outbox WHERE aggregate_id = $1 LIMIT 1")
         .bind(aggregate_id)
         .fetch_one(&db.pool)
@@ -59,7 +53,7 @@ async fn two_relays_never_hold_one_lane() {
                 tokio::spawn(async move {
                     let mut tx = db.pool.begin().await.unwrap();
                     taken.wait().await;
-                    let lanes = drain::take_lanes(&mut tx, &ALL_LANES, 16).await.unwrap();
+                    let lanes = drain::take_lanes(&mut tx, &all_lanes(), 16).await.unwrap();
                     done.wait().await;
                     tx.commit().await.unwrap();
                     lanes
@@ -186,7 +180,7 @@ async fn reads_an_event_whole() {
         )
         .await;
         let mut connection = db.pool.acquire().await.unwrap();
-        let read = drain::read(&mut connection, &ALL_LANES, 10, i64::MAX).await.unwrap();
+        let read = drain::read(&mut connection, &all_lanes(), 10, i64::MAX).await.unwrap();
         let [event] = read.as_slice() else { panic!("{read:?}") };
         assert_eq!(event.event_id.to_string(), "00000000-0000-4000-8000-000000000001");
         assert_eq!((event.aggregate_type.as_str(), event.aggregate_id.as_str()), ("probe", "a"));
@@ -249,7 +243,7 @@ async fn the_sample_tells_what_waits_and_what_is_set_aside() {
              UPDATE outbox SET created_at = now() - INTERVAL '10 minutes' WHERE id = 4",
         )
         .await;
-        let sample = outbox::sample(&mut *db.pool.acquire().await.unwrap()).await.unwrap();
+        let sample = outbox::sample(&mut db.pool.acquire().await.unwrap()).await.unwrap();
         assert_eq!((sample.pending, sample.held, sample.dead), (2, 2, 1));
         let near = |seconds: f64, minutes: f64| (seconds - minutes * 60.0).abs() < 60.0;
         assert!(near(sample.oldest_pending_age, 10.0), "{sample:?}");

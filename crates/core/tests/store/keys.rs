@@ -132,7 +132,7 @@ async fn takes_over_only_a_dead_lease_and_only_from_the_acquisition_that_was_see
 #[tokio::test]
 async fn of_concurrent_take_overs_one_wins() {
     with_database(async |db: Database| {
-        let seen = claim(&mut *db.pool.acquire().await.unwrap(), &scope("k"), DEAD).await.unwrap();
+        let seen = claim(&mut db.pool.acquire().await.unwrap(), &scope("k"), DEAD).await.unwrap();
         let barrier = std::sync::Arc::new(tokio::sync::Barrier::new(16));
         let attempts: Vec<_> = (0..16)
             .map(|_| {

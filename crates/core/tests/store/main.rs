@@ -1,5 +1,7 @@
 //! The engine's tables against a real Postgres: each test in a database of its own.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
+
 mod credentials;
 mod database;
 mod drain;

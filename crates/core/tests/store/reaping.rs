@@ -44,7 +44,7 @@ async fn reaps_the_oldest_first_and_no_more_than_asked() {
 async fn a_key_in_progress_never_goes_whatever_its_age() {
     with_database(async |db: Database| {
         db.execute(SEVEN_KEYS).await;
-        store::reap_expired(&mut *db.pool.acquire().await.unwrap(), 100).await.unwrap();
+        store::reap_expired(&mut db.pool.acquire().await.unwrap(), 100).await.unwrap();
         assert_eq!(left(&db).await, ["alive", "running"]);
     })
     .await;
@@ -72,7 +72,7 @@ async fn counts_keys_by_state() {
     with_database(async |db: Database| {
         db.execute(SEVEN_KEYS).await;
         db.execute("ANALYZE idempotency_keys").await;
-        let counts = store::count(&mut *db.pool.acquire().await.unwrap()).await.unwrap();
+        let counts = store::count(&mut db.pool.acquire().await.unwrap()).await.unwrap();
         assert_eq!((counts.in_progress, counts.completed_estimate), (1, 6));
         let year = 365.0 * 24.0 * 3600.0;
         assert!((counts.oldest_in_progress_age - year).abs() < 2.0 * 24.0 * 3600.0, "{counts:?}");

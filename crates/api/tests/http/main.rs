@@ -1,0 +1,12 @@
+//! The API over real sockets and a real Postgres: each test with a server and a database of its own.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
+
+mod bed;
+mod client;
+mod connections;
+mod faults;
+mod hostile;
+mod http2;
+mod keyed;
+mod reading;

@@ -1,0 +1,6 @@
+//! Whole systems of real processes: how they start, stop, crash, and whether all places agree afterwards.
+
+mod crashes;
+mod reconciliation;
+mod starts;
+mod stops;

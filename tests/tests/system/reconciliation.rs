@@ -1,0 +1,171 @@
+//! The demo's verdict: agreement is exit code 0; a difference in any of the places is not, and names its id.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use semel_tests::client::Intent;
+use semel_tests::process::binary;
+use semel_tests::reconcile::Sources;
+use semel_tests::services::Services;
+use semel_tests::system::{Shape, System};
+
+/// Asks the verdict of the program that plays the demo.
+fn verdict(sources: &Sources) -> Result<(Option<i32>, String)> {
+    let file: PathBuf = std::env::temp_dir().join(format!("semel-sources-{}.json", uuid::Uuid::new_v4()));
+    std::fs::write(&file, serde_json::to_vec(sources)?)?;
+    let output = Command::new(env!("CARGO_BIN_EXE_semel-bed")).arg("reconcile").arg(&file).output()?;
+    std::fs::remove_file(&file)?;
+    Ok((output.status.code(), String::from_utf8(output.stdout)?))
+}
+
+#[tokio::test]
+async fn a_difference_in_any_place_fails_and_names_the_id() -> Result<()> {
+    ensure!(binary("semel-api").is_ok(), "run `cargo xtask test`, which builds the daemons");
+    let services = Services::from_env()?;
+    let system = System::start(&services, Shape { apis: 1, relays: 1 }).await?;
+    let client = system.client(0)?;
+    let mut acknowledged = Vec::new();
+    for number in 0..5 {
+        let intent = Intent::new(&format!("order-{number}"), 100 + number);
+        acknowledged.push(client.place_until_final(&intent).await?.acknowledged(&intent.key)?);
+    }
+    system.place.settled(Duration::from_secs(30)).await?;
+    let sound = system.sources(acknowledged).await?;
+    system.stop().await?;
+
+    let (code, said) = verdict(&sound)?;
+    assert_eq!(code, Some(0), "{said}");
+    ensure!(said.contains("All five places agree"), "{said}");
+
+    let order = sound.orders[2].order_id;
+    let event =
+        sound.outbox.iter().find(|row| row.aggregate_id == order.to_string()).expect("its event").event_id;
+    let (order, event) = (order.to_string(), event.to_string());
+    let corruptions: [(&str, &str, Box<dyn Fn(&mut Sources)>); 14] = [
+        (
+            "an acknowledgement is gone",
+            &order,
+            Box::new(|s| s.acknowledged.retain(|a| a.order_id.to_string() != order)),
+        ),
+        (
+            "an acknowledged amount differs",
+            &order,
+            Box::new(|s| {
+                s.acknowledged
+                    .iter_mut()
+                    .filter(|a| a.order_id.to_string() == order)
+                    .for_each(|a| a.amount += 1);
+            }),
+        ),
+        ("an order is gone", &order, Box::new(|s| s.orders.retain(|row| row.order_id.to_string() != order))),
+        (
+            "an order is doubled",
+            &order,
+            Box::new(|s| {
+                let twin = s.orders.iter().find(|row| row.order_id.to_string() == order).cloned();
+                s.orders.extend(twin);
+            }),
+        ),
+        (
+            "an order's currency differs",
+            &order,
+            Box::new(|s| {
+                s.orders
+                    .iter_mut()
+                    .filter(|row| row.order_id.to_string() == order)
+                    .for_each(|row| row.currency = "USD".into());
+            }),
+        ),
+        (
+            "an event is gone from the outbox",
+            &order,
+            Box::new(|s| s.outbox.retain(|row| row.event_id.to_string() != event)),
+        ),
+        (
+            "an event is doubled in the outbox",
+            &order,
+            Box::new(|s| {
+                let twin = s.outbox.iter().find(|row| row.event_id.to_string() == event).cloned();
+                s.outbox.extend(twin);
+            }),
+        ),
+        (
+            "an event is not published",
+            &event,
+            Box::new(|s| {
+                s.outbox
+                    .iter_mut()
+                    .filter(|row| row.event_id.to_string() == event)
+                    .for_each(|row| row.published = false);
+            }),
+        ),
+        (
+            "a message was never routed",
+            &event,
+            Box::new(|s| s.tap.retain(|m| m.event_id.to_string() != event)),
+        ),
+        (
+            "a message is in no outbox",
+            &event,
+            Box::new(|s| s.outbox.retain(|row| row.event_id.to_string() != event)),
+        ),
+        ("a booking is gone", &order, Box::new(|s| s.ledger.retain(|b| b.order_id != order))),
+        (
+            "a booking is doubled",
+            &order,
+            Box::new(|s| {
+                let twin = s.ledger.iter().find(|b| b.order_id == order).cloned();
+                s.ledger.extend(twin);
+            }),
+        ),
+        (
+            "a booking's amount differs",
+            &order,
+            Box::new(|s| {
+                s.ledger.iter_mut().filter(|b| b.order_id == order).for_each(|b| b.receivables += 1);
+            }),
+        ),
+        (
+            "a booking does not balance",
+            &order,
+            Box::new(|s| {
+                s.ledger.iter_mut().filter(|b| b.order_id == order).for_each(|b| b.sales += 1);
+            }),
+        ),
+    ];
+    for (what, id, corrupt) in corruptions {
+        let mut sources = sound.clone();
+        corrupt(&mut sources);
+        let (code, said) = verdict(&sources)?;
+        assert_eq!(code, Some(1), "{what}: {said}");
+        ensure!(said.contains(id), "{what}: {id} is not named in {said}");
+        ensure!(!said.contains("All five places agree"), "{what}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_event_that_overtakes_its_predecessor_is_a_difference_and_a_repeat_is_none() -> Result<()> {
+    let row = |id: i64| {
+        serde_json::json!({"event_id": uuid::Uuid::from_u128(id.unsigned_abs().into()), "id": id,
+            "aggregate_type": "shipment", "aggregate_id": "s", "published": true})
+    };
+    let message = |id: i64| {
+        serde_json::json!({"event_id": uuid::Uuid::from_u128(id.unsigned_abs().into()), "event_type": "ShipmentMoved",
+            "aggregate_type": "shipment", "aggregate_id": "s", "aggregate_version": null, "outbox_id": id,
+            "payload": {}, "headers": {}})
+    };
+    let sources = |arrivals: &[i64]| -> Result<Sources> {
+        let value = serde_json::json!({"acknowledged": [], "orders": [], "ledger": [],
+            "outbox": [row(1), row(2), row(3)], "tap": arrivals.iter().map(|id| message(*id)).collect::<Vec<_>>()});
+        Ok(serde_json::from_value(value)?)
+    };
+    let (code, said) = verdict(&sources(&[1, 2, 1, 2, 3])?)?;
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = verdict(&sources(&[1, 3, 2])?)?;
+    assert_eq!(code, Some(1), "{said}");
+    ensure!(said.contains(&uuid::Uuid::from_u128(2).to_string()) && said.contains("overtaken"), "{said}");
+    Ok(())
+}
