@@ -39,7 +39,7 @@ pub async fn run(root: &Path) -> Result<ExitCode> {
 
     let mut story = Story { system, acknowledged: Vec::new(), step: 0 };
     story.tell().await?;
-    let settling = story.system.place.settled(Duration::from_secs(60));
+    let settling = story.system.place.settled(Duration::from_mins(1));
     Progress::Stderr.step("waiting for every event to be published and booked", settling).await?;
     let sources = story.system.sources(std::mem::take(&mut story.acknowledged)).await?;
     let code = verdict(&sources);
@@ -269,7 +269,7 @@ impl Story {
                 .collect();
             if ids.len() == wanted { Ok(()) } else { Err(format!("{} of {wanted}", ids.len())) }
         };
-        eventually("all 2,000 events to be routed", Duration::from_secs(60), all).await?;
+        eventually("all 2,000 events to be routed", Duration::from_mins(1), all).await?;
         let repeated = self.system.tap.count("shipment").saturating_sub(total);
         say(format_args!(
             "   all {total} arrived by the other relay, {repeated} of them twice, each aggregate in order\n"

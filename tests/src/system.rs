@@ -326,7 +326,7 @@ pub async fn call(program: &str, args: &[&str], database: &str) -> Result<Vec<St
     let name = format!("{program}-{}", args.join("-"));
     let daemon =
         Daemon::command(&name, binary(program)?).args(args).env("DATABASE_URL", database).start().await?;
-    let status = daemon.wait_exit(Duration::from_secs(60)).await?;
+    let status = daemon.wait_exit(Duration::from_mins(1)).await?;
     if !status.success() {
         bail!("{program} {} failed: {}", args.join(" "), daemon.lines().join("; "));
     }

@@ -1,4 +1,4 @@
-//! The places where a test makes the API fail, see [`semel_core::failpoint`].
+//! The places where a test makes the API fail, see [`mod@semel_core::failpoint`].
 
 /// In the request's task, before the engine looks the key up.
 pub const BEFORE_EXECUTE: &str = "api.before_execute";

@@ -28,7 +28,8 @@ pub(crate) async fn pass(State(api): State<Api>, request: Request, next: Next) -
     let route = metrics::route(request.extensions().get::<MatchedPath>().map(MatchedPath::as_str));
     let identity = arrival::identify(request.headers());
     let id = identity.id;
-    let span = tracing::info_span!("request", %id, route);
+    // Of the highest level, so that no filter takes the id from the lines that remain.
+    let span = tracing::error_span!("request", %id, route);
 
     let admitted = AssertUnwindSafe(admit(&api, identity, request, next)).catch_unwind();
     let response = match admitted.instrument(span.clone()).await {

@@ -3,7 +3,7 @@
 //! Promise: of all requests under one key of one client and operation at most one takes effect, and no answer to a keyed
 //! request leaves before what it tells is committed. A client that goes away ends the waiting, never the work.
 //!
-//! [`server`] accepts connections and bounds them, [`front`](crate) admits requests (identity, trace, panic guard, cap,
+//! How: `server` accepts connections and bounds them, `front` admits requests (identity, trace, panic guard, cap,
 //! credentials), handlers read them, and the engine of `semel-core` executes them in tasks that a stop waits for.
 //!
 //! It does not publish events, expire keys or end TLS. In a crash the database decides: a request has taken effect

@@ -28,7 +28,7 @@ pub struct Options {
     /// Topic exchange that events come from.
     #[arg(long, env = "SEMEL_EXCHANGE", default_value = "semel.events", value_name = "NAME")]
     exchange: String,
-    /// Queue to consume; its dead letters are in <NAME>.dead.
+    /// Queue to consume; its dead letters are in the queue of that name with ".dead" appended.
     #[arg(long, env = "SEMEL_LEDGER_QUEUE", default_value = "ledger.orders", value_name = "NAME")]
     queue: String,
     /// What is done about exchange and queues at start.

@@ -1,5 +1,7 @@
 //! Bookings against a real Postgres; each test has a database of its own.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail by panicking, too")]
+
 use semel_consumer_kit::{Event, Handler as _, HandlerError};
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::derive;

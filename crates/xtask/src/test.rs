@@ -64,6 +64,8 @@ fn environment(command: &mut Command, workspace: &Workspace, services: &[(String
         command.env("AMQP_URL", url);
     }
     command.env("SEMEL_BIN_DIR", workspace.programs_with_failpoints()).env("RUST_BACKTRACE", "1");
+    // A test that returns an error says what was wrong; where is in the line that it names.
+    command.env("RUST_LIB_BACKTRACE", "0");
     if full {
         command.env("SEMEL_TEST_FULL", "1");
     }

@@ -158,5 +158,5 @@ pub(crate) async fn arrived(tap: &Tap, events: usize) -> Result<()> {
         let ids: std::collections::BTreeSet<_> = messages.iter().map(|message| message.event_id).collect();
         if ids.len() >= events { Ok(()) } else { Err(format!("{} of {events}", ids.len())) }
     };
-    semel_tests::wait::eventually("events at the tap", Duration::from_secs(60), look).await
+    semel_tests::wait::eventually("events at the tap", Duration::from_mins(1), look).await
 }

@@ -82,7 +82,7 @@ async fn ledger_dies_at(failpoint: &str) -> Result<()> {
         ensure!(!doomed.daemon.wait_exit(EXIT).await?.success(), "it lives");
     }
     system.ledger = system.place.ledger("heir", &[]).await?;
-    system.place.settled(Duration::from_secs(60)).await?;
+    system.place.settled(Duration::from_mins(1)).await?;
     let sources: Sources = system.sources(acknowledged).await?;
     assert_eq!(sources.ledger.len(), 20);
     assert_eq!(reconcile(&sources), []);

@@ -10,10 +10,11 @@ use semel_tests::process::binary;
 use semel_tests::reconcile::Sources;
 use semel_tests::services::Services;
 use semel_tests::system::{Shape, System};
+use uuid::Uuid;
 
 /// Asks the verdict of the program that plays the demo.
 fn verdict(sources: &Sources) -> Result<(Option<i32>, String)> {
-    let file: PathBuf = std::env::temp_dir().join(format!("semel-sources-{}.json", uuid::Uuid::new_v4()));
+    let file: PathBuf = std::env::temp_dir().join(format!("semel-sources-{}.json", Uuid::new_v4()));
     std::fs::write(&file, serde_json::to_vec(sources)?)?;
     let output = Command::new(env!("CARGO_BIN_EXE_semel-bed")).arg("reconcile").arg(&file).output()?;
     std::fs::remove_file(&file)?;
@@ -42,118 +43,82 @@ async fn a_difference_in_any_place_fails_and_names_the_id() -> Result<()> {
     let order = sound.orders[2].order_id;
     let event =
         sound.outbox.iter().find(|row| row.aggregate_id == order.to_string()).expect("its event").event_id;
-    let (order, event) = (order.to_string(), event.to_string());
-    let corruptions: [(&str, &str, Box<dyn Fn(&mut Sources)>); 14] = [
-        (
-            "an acknowledgement is gone",
-            &order,
-            Box::new(|s| s.acknowledged.retain(|a| a.order_id.to_string() != order)),
-        ),
-        (
-            "an acknowledged amount differs",
-            &order,
-            Box::new(|s| {
-                s.acknowledged
-                    .iter_mut()
-                    .filter(|a| a.order_id.to_string() == order)
-                    .for_each(|a| a.amount += 1);
-            }),
-        ),
-        ("an order is gone", &order, Box::new(|s| s.orders.retain(|row| row.order_id.to_string() != order))),
-        (
-            "an order is doubled",
-            &order,
-            Box::new(|s| {
-                let twin = s.orders.iter().find(|row| row.order_id.to_string() == order).cloned();
-                s.orders.extend(twin);
-            }),
-        ),
-        (
-            "an order's currency differs",
-            &order,
-            Box::new(|s| {
-                s.orders
-                    .iter_mut()
-                    .filter(|row| row.order_id.to_string() == order)
-                    .for_each(|row| row.currency = "USD".into());
-            }),
-        ),
-        (
-            "an event is gone from the outbox",
-            &order,
-            Box::new(|s| s.outbox.retain(|row| row.event_id.to_string() != event)),
-        ),
-        (
-            "an event is doubled in the outbox",
-            &order,
-            Box::new(|s| {
-                let twin = s.outbox.iter().find(|row| row.event_id.to_string() == event).cloned();
-                s.outbox.extend(twin);
-            }),
-        ),
-        (
-            "an event is not published",
-            &event,
-            Box::new(|s| {
-                s.outbox
-                    .iter_mut()
-                    .filter(|row| row.event_id.to_string() == event)
-                    .for_each(|row| row.published = false);
-            }),
-        ),
-        (
-            "a message was never routed",
-            &event,
-            Box::new(|s| s.tap.retain(|m| m.event_id.to_string() != event)),
-        ),
-        (
-            "a message is in no outbox",
-            &event,
-            Box::new(|s| s.outbox.retain(|row| row.event_id.to_string() != event)),
-        ),
-        ("a booking is gone", &order, Box::new(|s| s.ledger.retain(|b| b.order_id != order))),
-        (
-            "a booking is doubled",
-            &order,
-            Box::new(|s| {
-                let twin = s.ledger.iter().find(|b| b.order_id == order).cloned();
-                s.ledger.extend(twin);
-            }),
-        ),
-        (
-            "a booking's amount differs",
-            &order,
-            Box::new(|s| {
-                s.ledger.iter_mut().filter(|b| b.order_id == order).for_each(|b| b.receivables += 1);
-            }),
-        ),
-        (
-            "a booking does not balance",
-            &order,
-            Box::new(|s| {
-                s.ledger.iter_mut().filter(|b| b.order_id == order).for_each(|b| b.sales += 1);
-            }),
-        ),
-    ];
-    for (what, id, corrupt) in corruptions {
+    for (what, named, corrupt) in CORRUPTIONS {
         let mut sources = sound.clone();
-        corrupt(&mut sources);
+        corrupt(&mut sources, order, event);
         let (code, said) = verdict(&sources)?;
         assert_eq!(code, Some(1), "{what}: {said}");
-        ensure!(said.contains(id), "{what}: {id} is not named in {said}");
+        let id = match named {
+            Named::Order => order,
+            Named::Event => event,
+        };
+        ensure!(said.contains(&id.to_string()), "{what}: {id} is not named in {said}");
         ensure!(!said.contains("All five places agree"), "{what}: {said}");
     }
     Ok(())
 }
 
+/// Which id the verdict must name.
+#[derive(Clone, Copy)]
+enum Named {
+    Order,
+    Event,
+}
+
+/// Changes what one place says of an order and its event.
+type Corrupt = fn(&mut Sources, Uuid, Uuid);
+
+const CORRUPTIONS: [(&str, Named, Corrupt); 14] = [
+    ("an acknowledgement is gone", Named::Order, |s, order, _| {
+        s.acknowledged.retain(|a| a.order_id != order)
+    }),
+    ("an acknowledged amount differs", Named::Order, |s, order, _| {
+        s.acknowledged.iter_mut().filter(|a| a.order_id == order).for_each(|a| a.amount += 1);
+    }),
+    ("an order is gone", Named::Order, |s, order, _| s.orders.retain(|row| row.order_id != order)),
+    ("an order is doubled", Named::Order, |s, order, _| double(&mut s.orders, |row| row.order_id == order)),
+    ("an order's currency differs", Named::Order, |s, order, _| {
+        s.orders
+            .iter_mut()
+            .filter(|row| row.order_id == order)
+            .for_each(|row| row.currency = "USD".to_owned());
+    }),
+    ("an event is gone from the outbox", Named::Order, |s, _, event| {
+        s.outbox.retain(|row| row.event_id != event)
+    }),
+    ("an event is doubled in the outbox", Named::Order, |s, _, event| {
+        double(&mut s.outbox, |row| row.event_id == event);
+    }),
+    ("an event is not published", Named::Event, |s, _, event| {
+        s.outbox.iter_mut().filter(|row| row.event_id == event).for_each(|row| row.published = false);
+    }),
+    ("a message was never routed", Named::Event, |s, _, event| s.tap.retain(|m| m.event_id != event)),
+    ("a message is in no outbox", Named::Event, |s, _, event| s.outbox.retain(|row| row.event_id != event)),
+    ("a booking is gone", Named::Order, |s, order, _| s.ledger.retain(|b| b.order_id != order.to_string())),
+    ("a booking is doubled", Named::Order, |s, order, _| {
+        double(&mut s.ledger, |b| b.order_id == order.to_string())
+    }),
+    ("a booking's amount differs", Named::Order, |s, order, _| {
+        s.ledger.iter_mut().filter(|b| b.order_id == order.to_string()).for_each(|b| b.receivables += 1);
+    }),
+    ("a booking does not balance", Named::Order, |s, order, _| {
+        s.ledger.iter_mut().filter(|b| b.order_id == order.to_string()).for_each(|b| b.sales += 1);
+    }),
+];
+
+fn double<T: Clone>(rows: &mut Vec<T>, is_meant: impl Fn(&T) -> bool) {
+    let twin = rows.iter().find(|row| is_meant(row)).cloned();
+    rows.extend(twin);
+}
+
 #[test]
 fn an_event_that_overtakes_its_predecessor_is_a_difference_and_a_repeat_is_none() -> Result<()> {
     let row = |id: i64| {
-        serde_json::json!({"event_id": uuid::Uuid::from_u128(id.unsigned_abs().into()), "id": id,
+        serde_json::json!({"event_id": Uuid::from_u128(id.unsigned_abs().into()), "id": id,
             "aggregate_type": "shipment", "aggregate_id": "s", "published": true})
     };
     let message = |id: i64| {
-        serde_json::json!({"event_id": uuid::Uuid::from_u128(id.unsigned_abs().into()), "event_type": "ShipmentMoved",
+        serde_json::json!({"event_id": Uuid::from_u128(id.unsigned_abs().into()), "event_type": "ShipmentMoved",
             "aggregate_type": "shipment", "aggregate_id": "s", "aggregate_version": null, "outbox_id": id,
             "payload": {}, "headers": {}})
     };
@@ -166,6 +131,6 @@ fn an_event_that_overtakes_its_predecessor_is_a_difference_and_a_repeat_is_none(
     assert_eq!(code, Some(0), "{said}");
     let (code, said) = verdict(&sources(&[1, 3, 2])?)?;
     assert_eq!(code, Some(1), "{said}");
-    ensure!(said.contains(&uuid::Uuid::from_u128(2).to_string()) && said.contains("overtaken"), "{said}");
+    ensure!(said.contains(&Uuid::from_u128(2).to_string()) && said.contains("overtaken"), "{said}");
     Ok(())
 }

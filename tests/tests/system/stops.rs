@@ -51,7 +51,7 @@ impl Load {
         let wanted = self.placed.load(Ordering::Relaxed) + orders;
         let placed = &self.placed;
         let look = || async move { (placed.load(Ordering::Relaxed) >= wanted).then_some(()) };
-        eventually("the load to go on", Duration::from_secs(60), look).await
+        eventually("the load to go on", Duration::from_mins(1), look).await
     }
 
     async fn end(self) -> Result<Vec<Acknowledged>> {
@@ -104,7 +104,7 @@ async fn every_daemon_stops_under_load_with_exit_code_0_and_nothing_is_lost() ->
     load.more(50).await?;
     let acknowledged = load.end().await?;
     ensure!(acknowledged.len() >= 300, "too little load: {}", acknowledged.len());
-    system.place.settled(Duration::from_secs(60)).await?;
+    system.place.settled(Duration::from_mins(1)).await?;
     let differences = reconcile(&system.sources(acknowledged).await?);
     assert_eq!(differences, []);
     system.stop().await

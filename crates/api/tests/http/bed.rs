@@ -135,7 +135,7 @@ impl Server {
 
     /// Begins a POST of an order of this amount under this key, by the client `acme`.
     pub(crate) fn order(&self, key: &str, amount: i64) -> Ask {
-        self.post(&format!(r#"{{"reference":"A-1","amount":{amount},"currency":"EUR"}}"#))
+        self.post(format!(r#"{{"reference":"A-1","amount":{amount},"currency":"EUR"}}"#))
             .header("Idempotency-Key", key)
     }
 

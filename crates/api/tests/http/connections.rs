@@ -27,13 +27,13 @@ async fn stall(server: &Server, bytes: &[u8]) -> Vec<u8> {
 async fn a_head_that_does_not_arrive_ends_the_connection() {
     with_database(async |db: Database| {
         let server = db.serve_guarded().await;
-        let served = server.get("/v1/nothing").without("Connection").bytes();
+        let asked = server.get("/v1/nothing").without("Connection").bytes();
         let (nothing, half_a_head, half_a_preface, a_preface, idle) = tokio::join!(
             stall(&server, b""),
             stall(&server, b"POST /v1/orders HTTP/1.1\r\nHost: te"),
             stall(&server, b"PRI * HTTP/2.0\r\n\r\n"),
             stall(&server, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-            stall(&server, &served),
+            stall(&server, &asked),
         );
         assert_eq!((nothing, half_a_preface), (Vec::new(), Vec::new()));
         assert!(!half_a_head.starts_with(b"HTTP/1.1 2") && !a_preface.is_empty());

@@ -63,7 +63,10 @@ async fn a_reset_stream_ends_the_waiting_and_not_the_work() {
         assert!(waiting.await.unwrap_err().is_cancelled());
         stopped.rollback().await.unwrap();
         let retry = sender.send_request(order(&server, 1200)).await.unwrap();
-        assert_eq!(retry.status(), 201);
+        assert_eq!(
+            (retry.status().as_u16(), &retry.headers()["idempotent-replayed"]),
+            (201, &"true".parse().unwrap())
+        );
         assert_eq!(db.rows().await, (1, 1, 1));
     })
     .await;

@@ -7,7 +7,10 @@ use std::sync::{Arc, LazyLock, Mutex, Once};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use semel_consumer_kit::metrics::MESSAGES;
 
-static COUNTERS: LazyLock<Mutex<HashMap<(String, String), Arc<AtomicU64>>>> = LazyLock::new(Mutex::default);
+/// By consumer and outcome.
+type Counts = HashMap<(String, String), Arc<AtomicU64>>;
+
+static COUNTERS: LazyLock<Mutex<Counts>> = LazyLock::new(Mutex::default);
 static INSTALLED: Once = Once::new();
 
 struct Counters;

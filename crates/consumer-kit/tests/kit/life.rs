@@ -52,7 +52,7 @@ async fn a_soft_stop_finishes_what_runs_and_leaves_the_rest_in_the_queue() {
 #[tokio::test]
 async fn a_soft_stop_gives_back_at_once_what_waits_for_its_retry() {
     let world = World::new().await;
-    let hour = std::time::Duration::from_secs(3600);
+    let hour = std::time::Duration::from_hours(1);
     let consumer = world.start_with(world.builder().retry_wait(hour, hour));
     consumer.ready().await;
     let event = world.publish(Act::Fail(u32::MAX)).await;

@@ -1,5 +1,7 @@
 //! A consumer against a real Postgres and a real RabbitMQ. Every test has a database and a queue of its own.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
+
 mod counters;
 mod effects;
 mod failures;

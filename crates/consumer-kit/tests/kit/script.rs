@@ -79,7 +79,9 @@ impl Handler for Script {
         let insert = sqlx::query("INSERT INTO effects (event_id) VALUES ($1)").bind(event.id);
         insert.execute(&mut *tx).await?;
         match event.payload.act {
-            Act::Linger => drop(tx.execute("SELECT pg_sleep(0.02)").await?),
+            Act::Linger => {
+                tx.execute("SELECT pg_sleep(0.02)").await?;
+            }
             Act::WaitAtGate => {
                 self.at_gate.add_permits(1);
                 self.gate.acquire().await.unwrap().forget();
@@ -94,7 +96,9 @@ impl Handler for Script {
                 savepoint.execute("SELECT 1").await?;
                 std::future::pending::<()>().await;
             }
-            Act::HangInDatabase(times) if call <= times => drop(tx.execute("SELECT pg_sleep(60)").await?),
+            Act::HangInDatabase(times) if call <= times => {
+                tx.execute("SELECT pg_sleep(60)").await?;
+            }
             Act::Conflict(times) if call <= times => {
                 tx.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$").await?;
             }
@@ -102,7 +106,9 @@ impl Handler for Script {
                 tx.execute("SELECT pg_terminate_backend(pg_backend_pid())").await?;
             }
             Act::Swallow => assert!(tx.execute("SELECT 1 / 0").await.is_err()),
-            Act::BreakConstraint => drop(tx.execute("INSERT INTO effects (event_id) VALUES (NULL)").await?),
+            Act::BreakConstraint => {
+                tx.execute("INSERT INTO effects (event_id) VALUES (NULL)").await?;
+            }
             Act::Append => outbox::append(tx, &[follow_up(&event)]).await?,
             Act::AppendAndRefuse => {
                 outbox::append(tx, &[follow_up(&event)]).await?;

@@ -268,7 +268,10 @@ impl<O: Operation> Run<'_, O> {
                     return Ok(Unwritten::Answer(Answer::Expired { resource_id }));
                 }
                 if is_passing(&error) {
-                    return Ok(Unwritten::Answer(Answer::Unavailable));
+                    // A server that turned read-only says nothing of an earlier attempt.
+                    let answer =
+                        if unsettled { Answer::Unknown { resource_id } } else { Answer::Unavailable };
+                    return Ok(Unwritten::Answer(answer));
                 }
                 Err(EngineError::Refused { operation: self.scope.operation, source: error })
             }

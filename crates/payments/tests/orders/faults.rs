@@ -171,3 +171,26 @@ async fn a_database_that_is_away_or_read_only_is_unavailable() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_server_that_turns_read_only_does_not_settle_an_earlier_attempt() {
+    with_database(async |db: Database| {
+        let stopped = stop_writes(&db).await;
+        let pool = db.patient_pool(5, PATIENCE);
+        let waiting = tokio::spawn(async move { place(&pool, "k", 1200).await });
+        let first = db.until_one_is_blocked().await;
+        // For connections that are opened from now on, as after a failover.
+        db.execute(
+            "DO $$ BEGIN
+                EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database());
+            END $$",
+        )
+        .await;
+        db.kill(first).await;
+        db.until_one_is_blocked().await;
+        stopped.rollback().await.unwrap();
+        let answer = waiting.await.unwrap();
+        assert!(matches!(answer, Answer::Unknown { .. }), "{answer:?}");
+    })
+    .await;
+}
