@@ -70,7 +70,7 @@ type Corrupt = fn(&mut Sources, Uuid, Uuid);
 
 const CORRUPTIONS: [(&str, Named, Corrupt); 14] = [
     ("an acknowledgement is gone", Named::Order, |s, order, _| {
-        s.acknowledged.retain(|a| a.order_id != order)
+        s.acknowledged.retain(|a| a.order_id != order);
     }),
     ("an acknowledged amount differs", Named::Order, |s, order, _| {
         s.acknowledged.iter_mut().filter(|a| a.order_id == order).for_each(|a| a.amount += 1);
@@ -81,10 +81,10 @@ const CORRUPTIONS: [(&str, Named, Corrupt); 14] = [
         s.orders
             .iter_mut()
             .filter(|row| row.order_id == order)
-            .for_each(|row| row.currency = "USD".to_owned());
+            .for_each(|row| "USD".clone_into(&mut row.currency));
     }),
     ("an event is gone from the outbox", Named::Order, |s, _, event| {
-        s.outbox.retain(|row| row.event_id != event)
+        s.outbox.retain(|row| row.event_id != event);
     }),
     ("an event is doubled in the outbox", Named::Order, |s, _, event| {
         double(&mut s.outbox, |row| row.event_id == event);
@@ -96,7 +96,7 @@ const CORRUPTIONS: [(&str, Named, Corrupt); 14] = [
     ("a message is in no outbox", Named::Event, |s, _, event| s.outbox.retain(|row| row.event_id != event)),
     ("a booking is gone", Named::Order, |s, order, _| s.ledger.retain(|b| b.order_id != order.to_string())),
     ("a booking is doubled", Named::Order, |s, order, _| {
-        double(&mut s.ledger, |b| b.order_id == order.to_string())
+        double(&mut s.ledger, |b| b.order_id == order.to_string());
     }),
     ("a booking's amount differs", Named::Order, |s, order, _| {
         s.ledger.iter_mut().filter(|b| b.order_id == order.to_string()).for_each(|b| b.receivables += 1);
