@@ -38,6 +38,7 @@ CREATE TABLE outbox (
     discarded_at TIMESTAMPTZ,
 
     CONSTRAINT outbox_pkey PRIMARY KEY (event_id),
+    CONSTRAINT outbox_event_id_not_nil CHECK (event_id <> '00000000-0000-0000-0000-000000000000'),
     -- 127 + 1 + 127 bytes: the routing key "<aggregate_type>.<event_type>" fits into AMQP's 255.
     CONSTRAINT outbox_aggregate_type_name CHECK (
         octet_length(aggregate_type) BETWEEN 1 AND 127 AND aggregate_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$'

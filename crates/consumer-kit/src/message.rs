@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semel_broker::{Delivery, Settled};
+use semel_broker::{Delivery, Received, Settled};
 use semel_core::disposition::chain;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
@@ -79,22 +79,33 @@ async fn judge<H: Handler>(shared: &Shared<H>, delivery: &Delivery) -> Result<Ve
         Ok(received) => received,
         Err(error) => return invalid(error.to_string()),
     };
-    let decode = || Event::<H::Payload>::decode(received, &delivery.body);
-    let event = match decode() {
-        Ok(event) => event,
+    let begun = Instant::now();
+    let result = match attempt(shared, received, &delivery.body).await {
+        Ok(result) => result,
         Err(error) => return invalid(format!("the payload is not of the expected shape: {error}")),
     };
-    let begun = Instant::now();
-    let mut result = take_effect(shared, event).await;
-    if let Err(Setback::Conflict(_)) = result
-        && let Ok(event) = decode()
-    {
-        result = take_effect(shared, event).await;
-    }
     metrics::record_time(&shared.settings.name, begun.elapsed());
     let limit = i64::from(shared.settings.topology.delivery_limit);
     let is_last = delivery.delivery_count.unwrap_or(0) >= limit;
     verdict(result, is_last)
+}
+
+/// Takes effect, and tries again at once where the first setback says nothing of the next attempt.
+async fn attempt<H: Handler>(
+    shared: &Shared<H>,
+    received: &Received,
+    body: &[u8],
+) -> Result<Result<Effect, Setback>, serde_json::Error> {
+    let mut conflicts_left = 1;
+    let mut connections_left = shared.pool.options().get_max_connections();
+    loop {
+        match take_effect(shared, Event::decode(received, body)?).await {
+            Err(Setback::Conflict(_)) if conflicts_left > 0 => conflicts_left -= 1,
+            // All connections of the pool may have died while they lay idle.
+            Err(Setback::NotBegun(_)) if connections_left > 0 => connections_left -= 1,
+            result => return Ok(result),
+        }
+    }
 }
 
 /// `is_last` says that the broker would give the message up if it came back once more.
@@ -102,7 +113,7 @@ fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Er
     let error = match result {
         Ok(Effect::Taken) => return Ok(Verdict::Settled(Outcome::Effect)),
         Ok(Effect::Duplicate) => return Ok(Verdict::Settled(Outcome::Duplicate)),
-        Err(Setback::Unsettled(error)) => return Err(error),
+        Err(Setback::NotBegun(error) | Setback::Unsettled(error)) => return Err(error),
         Err(Setback::Handler(error @ HandlerError::Permanent(_))) => {
             return Ok(Verdict::Dead { reason: Reason::Permanent, error: chain(&error) });
         }

@@ -38,6 +38,8 @@ pub(crate) enum Setback {
     Panicked,
     /// A concurrent twin held the event for too long.
     Twin(HandlerError),
+    /// The connection turned out to be dead; another one may not be.
+    NotBegun(Error),
     /// The database is away, or the outcome of the commit is unknown: nothing may be settled.
     Unsettled(Error),
 }
@@ -54,7 +56,10 @@ pub(crate) async fn take_effect<H: Handler>(
     let budget = shared.settings.budget;
     let mut connection = shared.pool.acquire().await.map_err(unsettled("get a database connection"))?;
     let begin = AssertSqlSafe(begin_statement(budget));
-    let mut tx = connection.begin_with(begin).await.map_err(unsettled("begin a transaction"))?;
+    let mut tx = connection.begin_with(begin).await.map_err(|source| {
+        let error = Error::Database { attempted: "begin a transaction", source };
+        Setback::NotBegun(error)
+    })?;
 
     match inbox::record_once(&mut tx, &shared.settings.name, event.id).await {
         Ok(Recorded::First) => {}

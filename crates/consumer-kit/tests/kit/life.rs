@@ -23,6 +23,20 @@ async fn a_deleted_queue_is_declared_and_consumed_again() {
 }
 
 #[tokio::test]
+async fn connections_that_died_idle_cost_no_redelivery() {
+    let world = World::new().await;
+    let consumer = world.start().await;
+    world.publish_all(&[Act::Linger; 20]).await;
+    world.counted([20, 0, 0, 0, 0]).await;
+    world.end_database_connections().await;
+    world.publish_all(&[Act::Succeed; 20]).await;
+    world.counted([40, 0, 0, 0, 0]).await;
+    assert_eq!(consumer.losses(), 0);
+    consumer.stop().await;
+    world.close().await;
+}
+
+#[tokio::test]
 async fn a_soft_stop_finishes_what_runs_and_leaves_the_rest_in_the_queue() {
     let world = World::new().await;
     let consumer = world.start_with(world.builder().prefetch(10).concurrency(2));

@@ -156,6 +156,12 @@ impl World {
         .await;
     }
 
+    /// Ends every database connection of the test, as a restart of the server does.
+    pub(crate) async fn end_database_connections(&self) {
+        let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
+        sqlx::query(end).bind(&self.name).execute(&self.admin).await.unwrap();
+    }
+
     pub(crate) async fn queued(&self) -> u32 {
         inspect::message_count(&self.connection, &self.name).await.unwrap()
     }
@@ -218,6 +224,11 @@ impl Running {
     /// Waits until the consumer has been unable to work that often.
     pub(crate) async fn lost(&self, times: u32) {
         self.readiness("the consumer to be not ready", |seen| seen.losses >= times).await;
+    }
+
+    /// How often it has been unable to work.
+    pub(crate) fn losses(&self) -> u32 {
+        self.readiness.borrow().losses
     }
 
     async fn readiness(&self, what: &str, holds: impl FnMut(&Seen) -> bool) {
