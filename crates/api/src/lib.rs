@@ -21,7 +21,6 @@ mod keyed;
 pub mod metrics;
 mod options;
 mod orders;
-mod panics;
 mod problem;
 mod server;
 mod state;
@@ -69,7 +68,6 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     if options.process.check {
         return Ok(());
     }
-    panics::log();
     let daemon = Daemon::start(NAME, env!("CARGO_PKG_VERSION"), &options.process).await?;
     metrics::describe();
     let pool = database::pool(&config.database, NAME, config.database_connections);

@@ -25,6 +25,9 @@ static PROCESS: LazyLock<Collector> = LazyLock::new(|| {
 });
 
 /// Starts logging to standard error, one line per record.
+///
+/// A panic is one line too, with its place but without its message, which may quote what a client sent. It stands in the
+/// span of the work that panicked.
 pub fn start_logs(options: &LogOptions) {
     let filter = EnvFilter::try_new(&options.log_filter).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
@@ -33,6 +36,10 @@ pub fn start_logs(options: &LogOptions) {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::Text => builder.with_ansi(false).try_init(),
     };
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!(place, "panicked");
+    }));
 }
 
 /// Installs the metrics recorder of this process.

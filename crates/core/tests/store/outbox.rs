@@ -121,6 +121,7 @@ fn bad_rows() -> Vec<(&'static str, Row)> {
     ] {
         rows.push(("outbox_headers_strings", Row::but(|row| row.headers = headers)));
     }
+    rows.push(("outbox_event_id_not_nil", Row::but(|row| row.event_id = Some(Uuid::nil()))));
     rows.push(("outbox_headers_bounded", Row::but(|row| row.headers = json!({ "a": "x".repeat(32_768) }))));
     rows.push(("outbox_payload_bounded", Row::but(|row| row.payload = json!("x".repeat(1_048_575)))));
     rows
