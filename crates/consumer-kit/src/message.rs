@@ -102,7 +102,7 @@ async fn attempt<H: Handler>(
         match take_effect(shared, Event::decode(received, body)?).await {
             Err(Setback::Conflict(_)) if conflicts_left > 0 => conflicts_left -= 1,
             // All connections of the pool may have died while they lay idle.
-            Err(Setback::NotBegun(_)) if connections_left > 0 => connections_left -= 1,
+            Err(Setback::DeadConnection(_)) if connections_left > 0 => connections_left -= 1,
             result => return Ok(result),
         }
     }
@@ -113,7 +113,7 @@ fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Er
     let error = match result {
         Ok(Effect::Taken) => return Ok(Verdict::Settled(Outcome::Effect)),
         Ok(Effect::Duplicate) => return Ok(Verdict::Settled(Outcome::Duplicate)),
-        Err(Setback::NotBegun(error) | Setback::Unsettled(error)) => return Err(error),
+        Err(Setback::DeadConnection(error) | Setback::Unsettled(error)) => return Err(error),
         Err(Setback::Handler(error @ HandlerError::Permanent(_))) => {
             return Ok(Verdict::Dead { reason: Reason::Permanent, error: chain(&error) });
         }

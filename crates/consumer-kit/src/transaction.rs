@@ -38,8 +38,8 @@ pub(crate) enum Setback {
     Panicked,
     /// A concurrent twin held the event for too long.
     Twin(HandlerError),
-    /// The connection turned out to be dead; another one may not be.
-    NotBegun(Error),
+    /// The connection turned out to be dead before the handler ran; another one may not be.
+    DeadConnection(Error),
     /// The database is away, or the outcome of the commit is unknown: nothing may be settled.
     Unsettled(Error),
 }
@@ -57,8 +57,7 @@ pub(crate) async fn take_effect<H: Handler>(
     let mut connection = shared.pool.acquire().await.map_err(unsettled("get a database connection"))?;
     let begin = AssertSqlSafe(begin_statement(budget));
     let mut tx = connection.begin_with(begin).await.map_err(|source| {
-        let error = Error::Database { attempted: "begin a transaction", source };
-        Setback::NotBegun(error)
+        Setback::DeadConnection(Error::Database { attempted: "begin a transaction", source })
     })?;
 
     match inbox::record_once(&mut tx, &shared.settings.name, event.id).await {
@@ -145,14 +144,16 @@ fn failed(error: HandlerError) -> Setback {
 }
 
 /// The statement is ours, so its failure is never the event's fault.
-fn not_recorded(error: sqlx::Error) -> Setback {
-    match failure(&error) {
-        Failure::Conflict => Setback::Conflict(HandlerError::transient(error)),
-        Failure::LockTimeout => Setback::Twin(HandlerError::transient(error)),
-        Failure::Refused if sqlstate(&error).as_deref() == Some(QUERY_CANCELED) => {
-            Setback::Twin(HandlerError::transient(error))
+fn not_recorded(source: sqlx::Error) -> Setback {
+    let attempted = "record an event as processed";
+    match failure(&source) {
+        Failure::Conflict => Setback::Conflict(HandlerError::transient(source)),
+        Failure::LockTimeout => Setback::Twin(HandlerError::transient(source)),
+        Failure::Refused if sqlstate(&source).as_deref() == Some(QUERY_CANCELED) => {
+            Setback::Twin(HandlerError::transient(source))
         }
-        Failure::Refused | Failure::Unknown => unsettled("record an event as processed")(error),
+        Failure::Refused => Setback::Unsettled(Error::Database { attempted, source }),
+        Failure::Unknown => Setback::DeadConnection(Error::Database { attempted, source }),
     }
 }
 

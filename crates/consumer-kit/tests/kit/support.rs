@@ -159,7 +159,11 @@ impl World {
     /// Ends every database connection of the test, as a restart of the server does.
     pub(crate) async fn end_database_connections(&self) {
         let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
-        sqlx::query(end).bind(&self.name).execute(&self.admin).await.unwrap();
+        eventually("the connections to be gone", || async {
+            let ended = sqlx::query(end).bind(&self.name).execute(&self.admin).await.unwrap();
+            if ended.rows_affected() == 0 { Ok(()) } else { Err(ended) }
+        })
+        .await;
     }
 
     pub(crate) async fn queued(&self) -> u32 {
