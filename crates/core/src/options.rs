@@ -99,9 +99,9 @@ pub enum LogFormat {
 /// What is logged, and how.
 #[derive(Args, Clone, Debug)]
 pub struct LogOptions {
-    /// What is logged: a level, or targets with levels. The AMQP library is silent by default: what it says comes once
+    /// What is logged: a level, or targets with levels. Libraries are silent by default where what they say comes once
     /// more from where it is dealt with.
-    #[arg(long, env = "SEMEL_LOG", default_value = "info,lapin=off", value_name = "FILTER")]
+    #[arg(long, env = "SEMEL_LOG", default_value = "info,lapin=off,sqlx_core::pool=error", value_name = "FILTER")]
     pub log_filter: String,
     /// How it looks.
     #[arg(long, env = "SEMEL_LOG_FORMAT", default_value = "json", value_name = "FORMAT")]
