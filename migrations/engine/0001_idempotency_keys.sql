@@ -63,13 +63,17 @@ CREATE TABLE idempotency_keys (
     CONSTRAINT idempotency_keys_response_body_bounded CHECK (octet_length(response_body) <= 65536),
     CONSTRAINT idempotency_keys_expires_after_completion CHECK (expires_at > completed_at),
     CONSTRAINT idempotency_keys_person_has_reason CHECK ((needs_person_at IS NULL) = (needs_person_reason IS NULL)),
+    -- The request is cleared with the command's secrets when the key is completed.
     CONSTRAINT idempotency_keys_sent_has_request CHECK (
-        provider_first_sent_at IS NULL OR (provider_key IS NOT NULL AND provider_request IS NOT NULL)
+        provider_first_sent_at IS NULL OR (
+            provider_key IS NOT NULL AND (provider_request IS NOT NULL OR status = 'completed')
+        )
     )
 );
 
 CREATE INDEX idempotency_keys_expiry ON idempotency_keys (expires_at) WHERE status = 'completed';
 CREATE INDEX idempotency_keys_in_progress ON idempotency_keys (lease_until) WHERE status = 'in_progress';
+CREATE INDEX idempotency_keys_resource ON idempotency_keys (resource_id) WHERE status = 'in_progress';
 
 COMMENT ON TABLE idempotency_keys IS 'One row per key that a client used for an operation, until it expires.';
 COMMENT ON COLUMN idempotency_keys.client_id IS 'The account that owns the key; not the credential it called with.';
@@ -77,7 +81,7 @@ COMMENT ON COLUMN idempotency_keys.operation IS 'Named state change of the API; 
 COMMENT ON COLUMN idempotency_keys.key IS 'The client''s Idempotency-Key, unquoted.';
 COMMENT ON COLUMN idempotency_keys.request_hash IS 'SHA-256 over the canonical encoding of the command.';
 COMMENT ON COLUMN idempotency_keys.hash_version IS 'Version of that encoding.';
-COMMENT ON COLUMN idempotency_keys.command IS 'The intent itself, so that another hash version can still compare.';
+COMMENT ON COLUMN idempotency_keys.command IS 'The intent itself, so that another hash version can still compare; cleared of secrets on completion.';
 COMMENT ON COLUMN idempotency_keys.status IS 'in_progress | completed.';
 COMMENT ON COLUMN idempotency_keys.recovery_point IS 'How far the execution is known to have come.';
 COMMENT ON COLUMN idempotency_keys.fence IS 'Number of the current acquisition; every write of the owner names it.';

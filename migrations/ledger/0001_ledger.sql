@@ -34,14 +34,14 @@ CREATE TABLE ledger_entries (
     CONSTRAINT ledger_entries_pkey PRIMARY KEY (transaction_id, account, currency),
     CONSTRAINT ledger_entries_transaction_id_fkey FOREIGN KEY (transaction_id)
         REFERENCES ledger_transactions (transaction_id),
-    CONSTRAINT ledger_entries_account_known CHECK (account IN ('receivables', 'sales')),
+    CONSTRAINT ledger_entries_account_known CHECK (account IN ('cash', 'receivables', 'sales')),
     CONSTRAINT ledger_entries_currency_code CHECK (currency ~ '^[A-Z]{3}$'),
     CONSTRAINT ledger_entries_amount_not_zero CHECK (amount <> 0)
 );
 
 COMMENT ON TABLE ledger_entries IS 'Debits (positive) and credits (negative).';
 COMMENT ON COLUMN ledger_entries.transaction_id IS 'The booking it belongs to.';
-COMMENT ON COLUMN ledger_entries.account IS 'receivables | sales, of the transaction''s client.';
+COMMENT ON COLUMN ledger_entries.account IS 'cash | receivables | sales, of the transaction''s client.';
 COMMENT ON COLUMN ledger_entries.currency IS 'ISO 4217 code.';
 COMMENT ON COLUMN ledger_entries.amount IS 'In minor units; debit positive, credit negative.';
 

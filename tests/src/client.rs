@@ -54,6 +54,43 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
+/// The intent to make a payment.
+#[derive(Clone, Debug)]
+pub struct Payment {
+    /// The key under which it is asked for, however often.
+    pub key: String,
+    /// The client's own name for it.
+    pub reference: String,
+    /// In minor units.
+    pub amount: i64,
+    /// The token to charge.
+    pub source: String,
+}
+
+/// What a client was finally told of a payment.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct ToldPayment {
+    /// The key.
+    pub key: String,
+    /// The payment's id as answered.
+    pub payment_id: Uuid,
+    /// `succeeded`, `declined` or `canceled`, as answered.
+    pub status: String,
+    /// The amount as answered.
+    pub amount: i64,
+    /// The currency as answered.
+    pub currency: String,
+}
+
+impl Payment {
+    /// A payment of this amount in euros by a good card, under a key of its own.
+    #[must_use]
+    pub fn new(reference: &str, amount: i64) -> Self {
+        let key = Uuid::new_v4().to_string();
+        Self { key, reference: reference.to_owned(), amount, source: "tok_good".to_owned() }
+    }
+}
+
 impl Intent {
     /// An order of this amount in euros, under a key of its own.
     #[must_use]
@@ -96,6 +133,27 @@ impl Answer {
     }
 }
 
+impl Answer {
+    /// What a final answer tells of a payment.
+    ///
+    /// # Errors
+    ///
+    /// The answer is not final.
+    pub fn told(&self, key: &str) -> Result<ToldPayment> {
+        let text = String::from_utf8_lossy(&self.body);
+        ensure!([201, 402, 424].contains(&self.status.as_u16()), "not final: {}: {text}", self.status);
+        let body: Value = serde_json::from_slice(&self.body)?;
+        let payment = if self.status == StatusCode::CREATED { &body } else { &body["payment"] };
+        Ok(ToldPayment {
+            key: key.to_owned(),
+            payment_id: payment["id"].as_str().and_then(|id| id.parse().ok()).context("no id")?,
+            status: payment["status"].as_str().context("no status")?.to_owned(),
+            amount: payment["amount"].as_i64().context("no amount")?,
+            currency: payment["currency"].as_str().context("no currency")?.to_owned(),
+        })
+    }
+}
+
 impl Client {
     /// Talks to `http://address` with a bearer token.
     ///
@@ -103,7 +161,7 @@ impl Client {
     ///
     /// The HTTP client could not be made.
     pub fn new(address: std::net::SocketAddr, token: &str) -> Result<Self> {
-        let http = reqwest::Client::builder().timeout(Duration::from_secs(10)).no_proxy().build()?;
+        let http = reqwest::Client::builder().timeout(Duration::from_secs(20)).no_proxy().build()?;
         Ok(Self { http, base: format!("http://{address}"), token: token.to_owned() })
     }
 
@@ -136,6 +194,53 @@ impl Client {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         anyhow::bail!("no final answer for {}; the last was {last:?}", intent.reference)
+    }
+
+    /// Asks once for a payment.
+    ///
+    /// # Errors
+    ///
+    /// No answer arrived; whether money moved is unknown.
+    pub async fn pay(&self, payment: &Payment) -> Result<Answer> {
+        let body = json!({
+            "reference": payment.reference, "amount": payment.amount, "currency": "EUR", "source": payment.source,
+        });
+        let request =
+            self.http.post(format!("{}/v1/payments", self.base)).header("idempotency-key", &payment.key);
+        answer(request.bearer_auth(&self.token).json(&body)).await
+    }
+
+    /// Asks for a payment until the answer is final, for at most a minute and a half.
+    ///
+    /// # Errors
+    ///
+    /// No final answer came.
+    pub async fn pay_until_final(&self, payment: &Payment) -> Result<Answer> {
+        let deadline = std::time::Instant::now() + Duration::from_secs(90);
+        loop {
+            let outcome = self.pay(payment).await;
+            if let Ok(answer) = &outcome
+                && !answer.headers.contains_key("retry-after")
+            {
+                return outcome;
+            }
+            let last = outcome.map(|answer| String::from_utf8_lossy(&answer.body).into_owned());
+            ensure!(
+                std::time::Instant::now() < deadline,
+                "no final answer for {}; the last was {last:?}",
+                payment.reference
+            );
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Reads a payment.
+    ///
+    /// # Errors
+    ///
+    /// No answer arrived.
+    pub async fn payment(&self, id: Uuid) -> Result<Answer> {
+        answer(self.http.get(format!("{}/v1/payments/{id}", self.base)).bearer_auth(&self.token)).await
     }
 
     /// Reads an order.

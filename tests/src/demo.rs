@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use reqwest::StatusCode;
+use semel_proto::provider::v1::happening::What;
+use semel_proto::provider::v1::{Call, FaultKind, Reason};
 use sqlx::Row as _;
 use uuid::Uuid;
 
-use crate::client::{Acknowledged, Answer, Client, Intent};
+use crate::client::{Acknowledged, Answer, Client, Intent, Payment, ToldPayment};
 use crate::output::say;
 use crate::progress::Progress;
-use crate::proxy::{Direction, Fault, Proxy};
+use crate::provider::Fault;
+use crate::proxy::{self, Direction, Proxy};
 use crate::reconcile::{Sources, reconcile};
 use crate::services::Services;
 use crate::system::{Shape, System};
@@ -32,16 +35,20 @@ const VERSIONS: usize = 20;
 pub async fn run(root: &Path) -> Result<ExitCode> {
     let began = Instant::now();
     let services = Services::find_or_start(root, Progress::Stderr).await?;
-    let starting = System::start(&services, Shape { apis: 2, relays: 2 });
-    let system =
-        Progress::Stderr.step("starting 2 APIs, 2 relays, reaper, ledger and its relay", starting).await?;
-    say(format_args!("Semel runs: 2 APIs, 2 relays, a reaper, a ledger with its own database and relay.\n"));
+    let starting = System::start(&services, Shape { apis: 2, relays: 2, env: &[("SEMEL_SEND_WINDOW", "5")] });
+    let system = Progress::Stderr
+        .step("starting provider, 2 APIs, 2 relays, reaper, ledger and its relay", starting)
+        .await?;
+    say(format_args!(
+        "Semel runs: 2 APIs, 2 relays, a reaper, a ledger with its own database and relay, and a simulated payment provider.\n"
+    ));
 
-    let mut story = Story { system, acknowledged: Vec::new(), step: 0 };
+    let mut story = Story { system, acknowledged: Vec::new(), told: Vec::new(), step: 0 };
     story.tell().await?;
     let settling = story.system.place.settled(Duration::from_mins(1));
     Progress::Stderr.step("waiting for every event to be published and booked", settling).await?;
-    let sources = story.system.sources(std::mem::take(&mut story.acknowledged)).await?;
+    let (acknowledged, told) = (std::mem::take(&mut story.acknowledged), std::mem::take(&mut story.told));
+    let sources = story.system.sources_with_payments(acknowledged, told).await?;
     let code = verdict(&sources);
     let stopping = story.system.stop();
     Progress::Stderr.step("stopping the daemons, each with exit code 0", stopping).await?;
@@ -54,18 +61,22 @@ pub async fn run(root: &Path) -> Result<ExitCode> {
 pub fn verdict(sources: &Sources) -> ExitCode {
     let events: BTreeSet<Uuid> = sources.tap.iter().map(|message| message.event_id).collect();
     say(format_args!("Reconciliation, each place read on its own:"));
-    say(format_args!("  the client was told of  {:>5} orders", sources.acknowledged.len()));
-    say(format_args!("  the API stored          {:>5} orders", sources.orders.len()));
+    let (orders, told) = (sources.acknowledged.len(), sources.told.len());
+    say(format_args!("  the client was told of  {orders:>5} orders and {told} payments"));
+    let (orders, payments) = (sources.orders.len(), sources.payments.len());
+    say(format_args!("  the API stored          {orders:>5} orders and {payments} payments"));
+    let charges = sources.provider.iter().filter(|line| line.kind == "charge").count();
+    say(format_args!("  the provider made       {charges:>5} charges"));
     say(format_args!("  the outboxes hold       {:>5} events", sources.outbox.len()));
     say(format_args!(
         "  the broker routed       {:>5} events in {} messages",
         events.len(),
         sources.tap.len()
     ));
-    say(format_args!("  the ledger booked       {:>5} orders", sources.ledger.len()));
+    say(format_args!("  the ledger made         {:>5} bookings", sources.ledger.len()));
     let differences = reconcile(sources);
     if differences.is_empty() {
-        say(format_args!("All five places agree: nothing lost, nothing doubled, nothing out of order.\n"));
+        say(format_args!("All places agree: nothing lost, nothing doubled, nothing out of order.\n"));
         return ExitCode::SUCCESS;
     }
     say(format_args!("The places disagree:"));
@@ -81,6 +92,7 @@ pub fn verdict(sources: &Sources) -> ExitCode {
 struct Story {
     system: System,
     acknowledged: Vec<Acknowledged>,
+    told: Vec<ToldPayment>,
     step: usize,
 }
 
@@ -92,7 +104,12 @@ impl Story {
         self.an_answer_lost().await?;
         self.an_api_killed().await?;
         self.a_relay_killed().await?;
-        self.a_message_twice().await
+        self.a_message_twice().await?;
+        self.a_payment_and_its_retry().await?;
+        self.a_declined_card().await?;
+        self.a_charge_whose_answer_is_lost().await?;
+        self.an_api_killed_while_the_provider_charges().await?;
+        self.a_stuck_payment_rolled_back().await
     }
 
     fn title(&mut self, title: &str) {
@@ -172,7 +189,7 @@ impl Story {
         self.title("An answer lost on the way");
         let api = self.system.apis[0].address.context("no address")?;
         let proxy = Proxy::start(api).await?;
-        proxy.set(Direction::ToClient, Fault::CutAfter(0));
+        proxy.set(Direction::ToClient, proxy::Fault::CutAfter(0));
         let intent = Intent::new("demo-lost", 700);
         let client = Client::new(proxy.addr(), &self.system.place.token)?;
         let lost = client.place(&intent).await;
@@ -305,6 +322,149 @@ impl Story {
             message.event_id
         ));
         Ok(())
+    }
+
+    fn note_payment(&mut self, payment: &Payment, answer: &Answer) -> Result<ToldPayment> {
+        let told = answer.told(&payment.key)?;
+        self.told.push(told.clone());
+        Ok(told)
+    }
+
+    /// How many charges the provider's book holds.
+    fn charges(&self) -> Result<usize> {
+        let book = self.system.place.control()?.book()?;
+        Ok(book.iter().filter(|line| line.kind == "charge").count())
+    }
+
+    async fn a_payment_and_its_retry(&mut self) -> Result<()> {
+        self.title("A payment, and its retry");
+        let payment = Payment::new("demo-pay", 4200);
+        let first = self.system.client(0)?.pay(&payment).await?;
+        let told = self.note_payment(&payment, &first)?;
+        let again = self.system.client(1)?.pay(&payment).await?;
+        ensure!(
+            told.status == "succeeded" && again.is_replay() && again.body == first.body,
+            "no faithful replay"
+        );
+        ensure!(self.charges()? == 1, "{} charges", self.charges()?);
+        say(format_args!(
+            "   charged: {}; the retry → {}, replayed; 1 charge in the provider's book\n",
+            told.payment_id, again.status
+        ));
+        Ok(())
+    }
+
+    async fn a_declined_card(&mut self) -> Result<()> {
+        self.title("A declined card");
+        let mut payment = Payment::new("demo-declined", 300);
+        "tok_declined".clone_into(&mut payment.source);
+        let answer = self.system.client(0)?.pay(&payment).await?;
+        let again = self.system.client(1)?.pay(&payment).await?;
+        ensure!(
+            answer.status == StatusCode::PAYMENT_REQUIRED && again.body == answer.body,
+            "got {}",
+            answer.status
+        );
+        self.note_payment(&payment, &answer)?;
+        say(format_args!(
+            "   {}: {}, final and replayed\n",
+            answer.status,
+            answer.problem().unwrap_or_default()
+        ));
+        Ok(())
+    }
+
+    async fn a_charge_whose_answer_is_lost(&mut self) -> Result<()> {
+        self.title("The provider charges, and its answer is lost");
+        let before = self.charges()?;
+        let control = self.system.place.control()?;
+        control.order(Fault::new(FaultKind::AnswerUnavailable, Call::Charge).times(1)).await?;
+        let payment = Payment::new("demo-answer-lost", 5100);
+        let unknown = self.system.client(0)?.pay(&payment).await?;
+        ensure!(unknown.status == StatusCode::SERVICE_UNAVAILABLE, "expected 503, got {}", unknown.status);
+        say(format_args!("   {}: {}", unknown.status, unknown.problem().unwrap_or_default()));
+        let answer = self.system.client(1)?.pay_until_final(&payment).await?;
+        let told = self.note_payment(&payment, &answer)?;
+        let charges = self.charges()? - before;
+        ensure!(charges == 1 && told.status == "succeeded", "{charges} charges, {}", told.status);
+        say(format_args!(
+            "   the retry → {} {}; the same request under the same key; 1 charge\n",
+            answer.status, told.status
+        ));
+        Ok(())
+    }
+
+    async fn an_api_killed_while_the_provider_charges(&mut self) -> Result<()> {
+        self.title("An API killed while the provider holds its answer");
+        let before = self.charges()?;
+        let control = self.system.place.control()?;
+        let fault = control
+            .order(Fault::new(FaultKind::HoldAfterApply, Call::Charge).times(1).hold("answer"))
+            .await?;
+        let payment = Payment::new("demo-pay-kill", 6400);
+        let (client, sent) = (self.system.client(0)?, payment.clone());
+        let asking = tokio::spawn(async move { client.pay(&sent).await });
+        control.wait_for_hits(fault, 1).await?;
+        self.system.apis[0].daemon.kill().await?;
+        ensure!(asking.await?.is_err(), "an answer came from an API that was killed before it");
+        control.release("answer").await?;
+        let began = Instant::now();
+        let answer = self.system.client(1)?.pay_until_final(&payment).await?;
+        let told = self.note_payment(&payment, &answer)?;
+        let charges = self.charges()? - before;
+        ensure!(charges == 1 && told.status == "succeeded", "{charges} charges, {}", told.status);
+        self.system.apis[0] = self.system.place.api("api-1-once-more", &[]).await?;
+        say(format_args!(
+            "   charged, and nobody there to write it down; after {:.0} s, its lease being dead, the payment was driven on: \
+             {}; 1 charge\n",
+            began.elapsed().as_secs_f64(),
+            told.status
+        ));
+        Ok(())
+    }
+
+    async fn a_stuck_payment_rolled_back(&mut self) -> Result<()> {
+        self.title("A payment stuck past its send window, rolled back behind a fence");
+        let before = self.charges()?;
+        let control = self.system.place.control()?;
+        let fault =
+            control.order(Fault::new(FaultKind::ApplyLate, Call::Charge).times(1).hold("late")).await?;
+        let payment = Payment::new("demo-rolled-back", 7700);
+        let unknown = self.system.client(0)?.pay(&payment).await?;
+        ensure!(unknown.status == StatusCode::SERVICE_UNAVAILABLE, "expected 503, got {}", unknown.status);
+        control.wait_for_hits(fault, 1).await?;
+        say(format_args!(
+            "   the request dawdles on its way: {}: {}",
+            unknown.status,
+            unknown.problem().unwrap_or_default()
+        ));
+        let answer = self.system.client(1)?.pay_until_final(&payment).await?;
+        let told = self.note_payment(&payment, &answer)?;
+        ensure!(told.status == "canceled", "the payment is {}", told.status);
+        say(format_args!(
+            "   asked, not found, fenced: {}: {}",
+            answer.status,
+            answer.problem().unwrap_or_default()
+        ));
+        let released = control.release("late").await?;
+        let key = self.provider_key(told.payment_id).await?;
+        let refused = || async {
+            let happenings = control.happenings(&key).await.map_err(|error| error.to_string())?;
+            let fenced = happenings
+                .iter()
+                .any(|happening| happening.what() == What::Refused && happening.reason() == Reason::Fenced);
+            if fenced { Ok(()) } else { Err(format!("{happenings:?}")) }
+        };
+        eventually("the late charge to meet the fence", Duration::from_secs(30), refused).await?;
+        ensure!(released == 1 && self.charges()? == before, "the late charge went through");
+        say(format_args!("   its late charge arrived then, and was refused by the fence; 0 charges\n"));
+        Ok(())
+    }
+
+    async fn provider_key(&self, payment_id: Uuid) -> Result<String> {
+        let mut connection = self.system.place.payments.connect().await?;
+        let query = sqlx::query("SELECT provider_key FROM payments WHERE payment_id = $1").bind(payment_id);
+        Ok(query.fetch_one(&mut connection).await?.try_get(0)?)
     }
 
     async fn count(&self, query: &'static str) -> Result<i64> {

@@ -17,7 +17,7 @@ use crate::system::{Shape, System};
 /// A service or a daemon fails.
 pub async fn run(root: &Path) -> Result<ExitCode> {
     let services = Services::find_or_start(root, Progress::Stderr).await?;
-    let starting = System::start(&services, Shape { apis: 1, relays: 2 });
+    let starting = System::start(&services, Shape { apis: 1, relays: 2, env: &[] });
     let system =
         Progress::Stderr.step("starting API, 2 relays, reaper, ledger and its relay", starting).await?;
     let api = system.apis[0].address.context("no address")?;

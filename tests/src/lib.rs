@@ -17,6 +17,7 @@ pub mod output;
 pub mod pid;
 pub mod process;
 pub mod progress;
+pub mod provider;
 pub mod proxy;
 pub mod reconcile;
 pub mod services;

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
-use crate::client::Acknowledged;
+use crate::client::{Acknowledged, ToldPayment};
+use crate::provider::BookLine;
 use crate::tap::Tapped;
 
 /// What the independent places say.
@@ -19,8 +20,17 @@ use crate::tap::Tapped;
 pub struct Sources {
     /// Orders that the client was told of.
     pub acknowledged: Vec<Acknowledged>,
+    /// Payments that the client was finally told of.
+    #[serde(default)]
+    pub told: Vec<ToldPayment>,
     /// Orders in the database.
     pub orders: Vec<OrderRow>,
+    /// Payments in the database.
+    #[serde(default)]
+    pub payments: Vec<PaymentRow>,
+    /// The provider's own book.
+    #[serde(default)]
+    pub provider: Vec<BookLine>,
     /// Events in the outboxes.
     pub outbox: Vec<OutboxRow>,
     /// Messages that the broker routed, in order of arrival.
@@ -36,6 +46,23 @@ pub struct OrderRow {
     pub order_id: Uuid,
     /// The key it was placed under.
     pub key: String,
+    /// In minor units.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// A payment in the database.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct PaymentRow {
+    /// Its id.
+    pub payment_id: Uuid,
+    /// The key it was asked for under.
+    pub key: String,
+    /// `processing`, `succeeded`, `declined` or `canceled`.
+    pub status: String,
+    /// The key towards the provider.
+    pub provider_key: String,
     /// In minor units.
     pub amount: i64,
     /// ISO 4217 code.
@@ -62,11 +89,15 @@ pub struct OutboxRow {
 pub struct Booking {
     /// The event that was booked.
     pub event_id: Uuid,
-    /// The order that it tells of.
-    pub order_id: String,
-    /// The debit on receivables, in minor units.
+    /// What kind of thing it tells of: `order` or `payment`.
+    pub source_type: String,
+    /// Which one.
+    pub source_id: String,
+    /// On cash, in minor units; debits are positive.
+    pub cash: i64,
+    /// On receivables.
     pub receivables: i64,
-    /// The credit on sales, in minor units, negative.
+    /// On sales.
     pub sales: i64,
     /// ISO 4217 code.
     pub currency: String,
@@ -97,7 +128,10 @@ pub fn reconcile(sources: &Sources) -> Vec<Difference> {
     orders_and_acknowledgements(sources, &mut differ);
     orders_and_events(sources, &mut differ);
     outbox_and_tap(sources, &mut differ);
-    orders_and_ledger(sources, &mut differ);
+    payments_and_client(sources, &mut differ);
+    payments_and_provider(sources, &mut differ);
+    payments_and_events(sources, &mut differ);
+    ledger(sources, &mut differ);
     differences.into_iter().collect()
 }
 
@@ -194,29 +228,118 @@ fn outbox_and_tap(sources: &Sources, differ: Differ<'_>) {
     }
 }
 
-fn orders_and_ledger(sources: &Sources, differ: Differ<'_>) {
-    let booked = by(&sources.ledger, |booking| booking.order_id.clone());
-    for row in &sources.orders {
-        let bookings = booked.get(&row.order_id.to_string()).map_or(&[][..], Vec::as_slice);
-        let [booking] = bookings else {
-            differ(&row.order_id, format!("stored in orders, and booked {} times", bookings.len()));
+fn payments_and_client(sources: &Sources, differ: Differ<'_>) {
+    let rows = by(&sources.payments, |row| row.payment_id);
+    for told in &sources.told {
+        let rows = rows.get(&told.payment_id).map_or(&[][..], Vec::as_slice);
+        let [row] = rows else {
+            differ(
+                &told.payment_id,
+                format!("the client was told of it, and it has {} rows in payments", rows.len()),
+            );
             continue;
         };
-        if (booking.receivables, booking.sales, &booking.currency) != (row.amount, -row.amount, &row.currency)
+        if (&row.status, row.amount, &row.currency, &row.key)
+            != (&told.status, told.amount, &told.currency, &told.key)
         {
             differ(
-                &row.order_id,
+                &told.payment_id,
+                format!("told as {} {}, stored as {} {}", told.status, told.amount, row.status, row.amount),
+            );
+        }
+    }
+    let told: BTreeSet<Uuid> = sources.told.iter().map(|told| told.payment_id).collect();
+    for row in &sources.payments {
+        if !told.contains(&row.payment_id) {
+            differ(&row.payment_id, "stored in payments, and the client was never told".to_owned());
+        }
+        if row.status == "processing" {
+            differ(&row.payment_id, "still in processing".to_owned());
+        }
+    }
+}
+
+fn payments_and_provider(sources: &Sources, differ: Differ<'_>) {
+    let charges = by(sources.provider.iter().filter(|line| line.kind == "charge"), |line| line.key.clone());
+    let mut known = BTreeSet::new();
+    for row in &sources.payments {
+        known.insert(&row.provider_key);
+        let charges = charges.get(&row.provider_key).map_or(&[][..], Vec::as_slice);
+        let expected = usize::from(row.status == "succeeded");
+        if charges.len() != expected {
+            differ(
+                &row.payment_id,
+                format!("{} here, and charged {} times by the provider", row.status, charges.len()),
+            );
+        }
+        for charge in charges {
+            if (charge.amount, &charge.currency) != (row.amount, &row.currency) {
+                differ(
+                    &row.payment_id,
+                    format!("{} here, and charged {} by the provider", row.amount, charge.amount),
+                );
+            }
+        }
+    }
+    for key in charges.keys() {
+        if !known.contains(key) {
+            differ(key, "charged by the provider, and no payment knows of it".to_owned());
+        }
+    }
+}
+
+fn payments_and_events(sources: &Sources, differ: Differ<'_>) {
+    let told = by(sources.outbox.iter().filter(|row| row.aggregate_type == "payment"), |row| {
+        row.aggregate_id.clone()
+    });
+    for row in &sources.payments {
+        let events = told.get(&row.payment_id.to_string()).map_or(0, Vec::len);
+        if events != usize::from(row.status != "processing") {
+            differ(
+                &row.payment_id,
+                format!("{} in payments, and has {events} events in the outbox", row.status),
+            );
+        }
+    }
+    let payments: BTreeSet<String> = sources.payments.iter().map(|row| row.payment_id.to_string()).collect();
+    for payment in told.keys() {
+        if !payments.contains(payment) {
+            differ(payment, "told of in the outbox, and not stored in payments".to_owned());
+        }
+    }
+}
+
+/// What the ledger must have booked: cash, receivables and sales per order and succeeded payment.
+fn ledger(sources: &Sources, differ: Differ<'_>) {
+    let booked = by(&sources.ledger, |booking| (booking.source_type.clone(), booking.source_id.clone()));
+    let orders =
+        sources.orders.iter().map(|row| ("order", row.order_id, &row.currency, [0, row.amount, -row.amount]));
+    let payments = sources.payments.iter().filter(|row| row.status == "succeeded");
+    let payments =
+        payments.map(|row| ("payment", row.payment_id, &row.currency, [row.amount, -row.amount, 0]));
+    let mut expected = BTreeSet::new();
+    for (kind, id, currency, amounts) in orders.chain(payments) {
+        let source = (kind.to_owned(), id.to_string());
+        let bookings = booked.get(&source).map_or(&[][..], Vec::as_slice);
+        expected.insert(source);
+        let [booking] = bookings else {
+            differ(&id, format!("{kind} to be booked once, and booked {} times", bookings.len()));
+            continue;
+        };
+        if ([booking.cash, booking.receivables, booking.sales], &booking.currency) != (amounts, currency) {
+            differ(
+                &id,
                 format!(
-                    "an order of {} {}, booked as {} and {} {}",
-                    row.amount, row.currency, booking.receivables, booking.sales, booking.currency
+                    "{kind} to be booked as {amounts:?} {currency}, and booked as {:?} {}",
+                    [booking.cash, booking.receivables, booking.sales],
+                    booking.currency
                 ),
             );
         }
     }
-    let orders: BTreeSet<String> = sources.orders.iter().map(|row| row.order_id.to_string()).collect();
-    for booking in &sources.ledger {
-        if !orders.contains(&booking.order_id) {
-            differ(&booking.order_id, "booked in the ledger, and not stored in orders".to_owned());
+    for (kind, id) in booked.keys() {
+        if !expected.contains(&(kind.clone(), id.clone())) {
+            differ(id, format!("booked in the ledger as {kind}, and there is nothing to book"));
         }
     }
 }
@@ -247,6 +370,31 @@ pub async fn read_orders(connection: &mut PgConnection) -> Result<Vec<OrderRow>>
             Ok(OrderRow {
                 order_id: row.try_get("order_id")?,
                 key: row.try_get("idempotency_key")?,
+                amount: row.try_get("amount")?,
+                currency: row.try_get("currency")?,
+            })
+        })
+        .collect()
+}
+
+/// Reads the payments of a payments database.
+///
+/// # Errors
+///
+/// The database fails.
+pub async fn read_payments(connection: &mut PgConnection) -> Result<Vec<PaymentRow>> {
+    let rows = sqlx::query(
+        "SELECT payment_id, idempotency_key, status, provider_key, amount, currency FROM payments ORDER BY payment_id",
+    )
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(PaymentRow {
+                payment_id: row.try_get("payment_id")?,
+                key: row.try_get("idempotency_key")?,
+                status: row.try_get("status")?,
+                provider_key: row.try_get("provider_key")?,
                 amount: row.try_get("amount")?,
                 currency: row.try_get("currency")?,
             })
@@ -285,11 +433,12 @@ pub async fn read_outbox(connection: &mut PgConnection) -> Result<Vec<OutboxRow>
 /// The database fails.
 pub async fn read_ledger(connection: &mut PgConnection) -> Result<Vec<Booking>> {
     let rows = sqlx::query(
-        "SELECT event_id, source_id, currency,
+        "SELECT event_id, source_type, source_id, currency,
+                COALESCE(sum(amount) FILTER (WHERE account = 'cash'), 0)::BIGINT AS cash,
                 COALESCE(sum(amount) FILTER (WHERE account = 'receivables'), 0)::BIGINT AS receivables,
                 COALESCE(sum(amount) FILTER (WHERE account = 'sales'), 0)::BIGINT AS sales
          FROM ledger_transactions JOIN ledger_entries USING (transaction_id)
-         GROUP BY transaction_id, event_id, source_id, currency ORDER BY source_id",
+         GROUP BY transaction_id, event_id, source_type, source_id, currency ORDER BY source_id",
     )
     .fetch_all(connection)
     .await?;
@@ -297,7 +446,9 @@ pub async fn read_ledger(connection: &mut PgConnection) -> Result<Vec<Booking>> 
         .map(|row| {
             Ok(Booking {
                 event_id: row.try_get("event_id")?,
-                order_id: row.try_get("source_id")?,
+                source_type: row.try_get("source_type")?,
+                source_id: row.try_get("source_id")?,
+                cash: row.try_get("cash")?,
                 receivables: row.try_get("receivables")?,
                 sales: row.try_get("sales")?,
                 currency: row.try_get("currency")?,

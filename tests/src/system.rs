@@ -1,15 +1,17 @@
 //! A whole Semel of real processes: databases, a virtual host, and every daemon, each as its users start it.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use sqlx::Row as _;
 
-use crate::client::{Acknowledged, Client};
-use crate::net::free_port;
+use crate::client::{Acknowledged, Client, ToldPayment};
+use crate::net::{free_port, unique_name};
 use crate::process::{Daemon, binary};
-use crate::reconcile::{Sources, read_ledger, read_orders, read_outbox};
+use crate::provider::{Control, read_book};
+use crate::reconcile::{Sources, read_ledger, read_orders, read_outbox, read_payments};
 use crate::services::{Database, Services, Vhost};
 use crate::tap::Tap;
 use crate::wait::eventually;
@@ -18,8 +20,14 @@ use crate::wait::eventually;
 pub const READY: Duration = Duration::from_secs(30);
 
 /// The routing keys that this system's events have.
-pub const KEYS: [&str; 3] =
-    ["order.OrderPlaced", "shipment.ShipmentMoved", "ledger_transaction.LedgerPosted"];
+pub const KEYS: [&str; 6] = [
+    "order.OrderPlaced",
+    "payment.PaymentCreated",
+    "payment.PaymentDeclined",
+    "payment.PaymentCanceled",
+    "shipment.ShipmentMoved",
+    "ledger_transaction.LedgerPosted",
+];
 
 /// What a daemon is started with beside its defaults.
 pub type Env<'a> = &'a [(&'a str, &'a str)];
@@ -50,6 +58,19 @@ pub struct Place {
     pub queue: String,
     /// A client's token.
     pub token: String,
+    /// Where the provider listens, or will.
+    pub provider: SocketAddr,
+    /// The provider's book.
+    pub book: PathBuf,
+    /// What every daemon is started with beside its defaults.
+    pub env: Env<'static>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // It may never have come to be.
+        let _ = std::fs::remove_file(&self.book);
+    }
 }
 
 /// How many of the daemons that scale are started.
@@ -59,6 +80,8 @@ pub struct Shape {
     pub apis: usize,
     /// Relay processes of the payments database.
     pub relays: usize,
+    /// What every daemon is started with beside its defaults.
+    pub env: Env<'static>,
 }
 
 /// A running system.
@@ -66,6 +89,8 @@ pub struct Shape {
 pub struct System {
     /// What its daemons share.
     pub place: Place,
+    /// The payment provider, simulated.
+    pub provider: Running,
     /// The API processes.
     pub apis: Vec<Running>,
     /// The relays of the payments database.
@@ -96,7 +121,31 @@ impl Place {
         let said = call("semel-api", &["credentials", "create", "acme"], &payments_url).await?;
         let token = said.into_iter().find(|line| line.starts_with("sml_")).context("no token was printed")?;
         let (exchange, queue) = (vhost.scoped("semel.events"), vhost.scoped("ledger.orders"));
-        Ok(Self { payments, books, vhost, exchange, queue, token })
+        let provider = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
+        let book = std::env::temp_dir().join(format!("{}.jsonl", unique_name("semel_book")));
+        Ok(Self { payments, books, vhost, exchange, queue, token, provider, book, env: &[] })
+    }
+
+    /// Starts the provider simulator and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// It is not ready in time.
+    pub async fn provider(&self, name: &str, env: Env<'_>) -> Result<Running> {
+        let (listen, book) = (self.provider.to_string(), self.book.display().to_string());
+        let mut all =
+            vec![("SEMEL_PROVIDER_LISTEN", listen.as_str()), ("SEMEL_PROVIDER_BOOK", book.as_str())];
+        all.extend_from_slice(env);
+        self.start("semel-provider-sim", name, "", &all).await
+    }
+
+    /// The control of the provider simulator.
+    ///
+    /// # Errors
+    ///
+    /// Never, for an address that is one.
+    pub fn control(&self) -> Result<Control> {
+        Control::new(self.provider, &self.book)
     }
 
     /// Starts an API and waits until it is ready.
@@ -158,6 +207,9 @@ impl Place {
             ("SEMEL_NAMESPACE", "demo".to_owned()),
             ("SEMEL_EXCHANGE", self.exchange.clone()),
             ("SEMEL_LEDGER_QUEUE", self.queue.clone()),
+            ("SEMEL_PROVIDER_URL", format!("http://{}", self.provider)),
+            // The simulator remembers for ever.
+            ("SEMEL_PROVIDER_HORIZON_HOURS", "0".to_owned()),
             ("SEMEL_LOG_FORMAT", "text".to_owned()),
         ]
     }
@@ -168,6 +220,7 @@ impl Place {
             .envs(self.environment())
             .env("DATABASE_URL", database)
             .env("SEMEL_ADMIN_LISTEN", format!("127.0.0.1:{admin}"))
+            .envs(self.env.iter().copied())
             .envs(env.iter().copied());
         let daemon = command.start().await?;
         daemon.wait_ready(admin, READY).await?;
@@ -196,8 +249,9 @@ impl Place {
             let unpublished = "SELECT count(*) FROM outbox WHERE published_at IS NULL";
             let left: i64 = sqlx::query(unpublished).fetch_one(&mut payments).await?.try_get(0)?;
             let left_in_books: i64 = sqlx::query(unpublished).fetch_one(&mut books).await?.try_get(0)?;
-            let orders: i64 =
-                sqlx::query("SELECT count(*) FROM orders").fetch_one(&mut payments).await?.try_get(0)?;
+            let orders = "SELECT (SELECT count(*) FROM orders)
+                + (SELECT count(*) FROM payments WHERE status = 'succeeded')";
+            let orders: i64 = sqlx::query(orders).fetch_one(&mut payments).await?.try_get(0)?;
             let booked = "SELECT count(*) FROM processed_events";
             let booked: i64 = sqlx::query(booked).fetch_one(&mut books).await?.try_get(0)?;
             if left == 0 && left_in_books == 0 && booked >= orders {
@@ -221,10 +275,12 @@ impl System {
     ///
     /// A service fails, or a daemon is not ready in time.
     pub async fn start(services: &Services, shape: Shape) -> Result<Self> {
-        let place = Place::make(services).await?;
+        let mut place = Place::make(services).await?;
+        place.env = shape.env;
         // First, so that the queues are there before anything is published.
         let ledger = place.ledger("ledger", &[]).await?;
         let tap = place.tap().await?;
+        let provider = place.provider("provider", &[]).await?;
         let mut apis = Vec::new();
         for number in 1..=shape.apis {
             apis.push(place.api(&format!("api-{number}"), &[]).await?);
@@ -235,7 +291,7 @@ impl System {
         }
         let reaper = place.reaper("reaper", &[]).await?;
         let ledger_relay = place.ledger_relay("ledger-relay", &[]).await?;
-        Ok(Self { place, apis, relays, reaper, ledger, ledger_relay, tap })
+        Ok(Self { place, provider, apis, relays, reaper, ledger, ledger_relay, tap })
     }
 
     /// A client of one of the APIs.
@@ -254,6 +310,19 @@ impl System {
     ///
     /// A database fails, or the tap broke.
     pub async fn sources(&self, acknowledged: Vec<Acknowledged>) -> Result<Sources> {
+        self.sources_with_payments(acknowledged, Vec::new()).await
+    }
+
+    /// Reads the independent places, where payments were made too.
+    ///
+    /// # Errors
+    ///
+    /// As [`System::sources`], or the provider's book cannot be read.
+    pub async fn sources_with_payments(
+        &self,
+        acknowledged: Vec<Acknowledged>,
+        told: Vec<ToldPayment>,
+    ) -> Result<Sources> {
         let mut payments = self.place.payments.connect().await?;
         let mut books = self.place.books.connect().await?;
         let mut outbox = read_outbox(&mut payments).await?;
@@ -274,7 +343,10 @@ impl System {
             };
         Ok(Sources {
             acknowledged,
+            told,
             orders: read_orders(&mut payments).await?,
+            payments: read_payments(&mut payments).await?,
+            provider: read_book(&self.place.book)?,
             outbox,
             tap,
             ledger: read_ledger(&mut books).await?,
@@ -289,7 +361,7 @@ impl System {
     pub async fn stop(self) -> Result<()> {
         let mut all = self.apis;
         all.extend(self.relays);
-        all.extend([self.reaper, self.ledger, self.ledger_relay]);
+        all.extend([self.reaper, self.ledger, self.ledger_relay, self.provider]);
         all.retain(|running| running.daemon.is_running());
         for running in &all {
             running.daemon.terminate()?;

@@ -50,14 +50,16 @@ pub(crate) enum ApiError {
     #[error("the key has expired")]
     KeyExpired { resource_id: Uuid, location: HeaderValue },
     #[error("whether it was executed is not known")]
-    Unknown { resource_id: Uuid },
+    Unknown { resource_id: Uuid, retry_after: Duration },
+    #[error("whether it was executed is for a person to find out")]
+    NeedsAttention { resource_id: Uuid },
     #[error("the key was written by a newer binary")]
     Unreadable,
     #[error("too many requests are at work")]
     Full,
     #[error("the database has not been usable yet")]
     NotOpen,
-    #[error("the database could not be asked")]
+    #[error("the database could not be asked, or the provider does not answer")]
     Unavailable,
     #[error("the database could not be asked")]
     Database(#[from] sqlx::Error),
@@ -125,9 +127,16 @@ impl ApiError {
             )
             .with("resource_id", json!(resource_id))
             .header(header::LOCATION, location.clone()),
-            Self::Unknown { resource_id } => Problem::new(
+            Self::Unknown { resource_id, retry_after } => Problem::new(
                 Kind::OutcomeUnknown,
                 "The request may have been executed. Ask again with the same key and body: it is executed at most once.",
+            )
+            .with("resource_id", json!(resource_id))
+            .retry_after(*retry_after),
+            Self::NeedsAttention { resource_id } => Problem::new(
+                Kind::NeedsAttention,
+                "Whether the request was executed is being found out by a person. Ask again later with the same key and body: \
+                 it is executed at most once.",
             )
             .with("resource_id", json!(resource_id)),
             Self::Unreadable => Problem::new(

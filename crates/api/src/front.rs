@@ -12,6 +12,7 @@ use futures_util::FutureExt as _;
 use http::{HeaderMap, HeaderValue, header};
 use semel_core::disposition::chain;
 use semel_core::idempotency;
+use semel_payments::provider::DEADLINE;
 use tracing::Instrument as _;
 
 use crate::arrival::{self, Arrival, REQUEST_ID};
@@ -19,8 +20,11 @@ use crate::error::ApiError;
 use crate::metrics;
 use crate::state::Api;
 
-/// How long a request waits for the database at most; beyond that somebody has to tell the client.
+/// How long a request waits for database and provider at most; beyond that somebody has to tell the client.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// A provider that takes as long as it may is still told of by its answer.
+const _: () = assert!(ANSWER_WITHIN.as_secs() > DEADLINE.as_secs());
 
 /// Admits a request, and finishes its answer.
 pub(crate) async fn pass(State(api): State<Api>, request: Request, next: Next) -> Response {

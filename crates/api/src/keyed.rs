@@ -1,11 +1,14 @@
-//! Keyed requests: the engine's work in a task of its own, and its answer as HTTP.
+//! Keyed requests: read, executed by the engine in a task of its own, and answered as HTTP.
+
+use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::Request;
 use axum::response::Response;
 use http::HeaderValue;
 use semel_core::failpoint;
 use semel_core::idempotency::engine::{self, Answer, Operation};
-use semel_core::idempotency::{Scope, StoredResponse};
+use semel_core::idempotency::{ClientId, Command, Scope, StoredResponse};
 use time::{OffsetDateTime, UtcOffset};
 use tracing::Instrument as _;
 use uuid::Uuid;
@@ -14,12 +17,37 @@ use crate::arrival::Arrival;
 use crate::error::ApiError;
 use crate::front::ANSWER_WITHIN;
 use crate::state::Api;
+use crate::{body, json, key};
+
+/// When to ask again about work that takes longer than a client is kept waiting.
+const RETRY_UNFINISHED: Duration = Duration::from_secs(1);
+
+/// Reads the request for a new resource, and executes its command or answers from what was stored.
+pub(crate) async fn create<O>(
+    api: &Api,
+    arrival: Arrival,
+    client: ClientId,
+    request: Request,
+    operation: O,
+    location: fn(Uuid) -> String,
+) -> Result<Response, ApiError>
+where
+    O: Operation + 'static,
+{
+    let (head, body) = request.into_parts();
+    body::expect_json(&head.headers)?;
+    let body = body::read(body).await?;
+    let key = key::from_headers(&head.headers)?;
+    let command: O::Command = json::parse(&body).map_err(ApiError::Body)?;
+    let scope = Scope { client, operation: O::Command::OPERATION, key };
+    run(api, arrival, operation, scope, command, location).await
+}
 
 /// Executes the command, or answers from what was stored.
 ///
 /// The work is a task that a stop waits for; this future only waits for it. Dropping it, because the client went away,
 /// ends nothing.
-pub(crate) async fn run<O>(
+async fn run<O>(
     api: &Api,
     arrival: Arrival,
     operation: O,
@@ -44,7 +72,7 @@ where
     let answer = match tokio::time::timeout(ANSWER_WITHIN, task).await {
         Ok(Ok(answer)) => answer?,
         Ok(Err(_)) => return Err(ApiError::Panicked),
-        Err(_) => return Err(ApiError::Unknown { resource_id }),
+        Err(_) => return Err(ApiError::Unknown { resource_id, retry_after: RETRY_UNFINISHED }),
     };
     failpoint!(crate::failpoints::BEFORE_RESPOND);
     respond(answer, location)
@@ -63,7 +91,8 @@ fn respond(answer: Answer, location: fn(Uuid) -> String) -> Result<Response, Api
             Err(ApiError::KeyExpired { resource_id, location })
         }
         Answer::Invalid(invalid) => Err(ApiError::Command(invalid)),
-        Answer::Unknown { resource_id } => Err(ApiError::Unknown { resource_id }),
+        Answer::Unknown { resource_id, retry_after } => Err(ApiError::Unknown { resource_id, retry_after }),
+        Answer::NeedsAttention { resource_id } => Err(ApiError::NeedsAttention { resource_id }),
         Answer::Unavailable => Err(ApiError::Unavailable),
         Answer::Unreadable => Err(ApiError::Unreadable),
     }

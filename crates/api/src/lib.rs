@@ -21,7 +21,9 @@ mod keyed;
 pub mod metrics;
 mod options;
 mod orders;
+mod payments;
 mod problem;
+mod routes;
 mod server;
 mod state;
 
@@ -32,11 +34,12 @@ use semel_core::daemon::Daemon;
 use semel_core::database::{self, Unusable};
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{admin, telemetry};
+use semel_payments::payments::create::MakePayment;
+use semel_payments::provider::grpc::{GrpcProvider, InvalidEndpoint};
 use semel_payments::schema::PAYMENTS;
 use sqlx::PgPool;
 
-pub use options::{Config, Options};
-pub use problem::{InvalidProblemBase, ProblemBase};
+pub use options::{Config, Options, ProviderConfig};
 pub use server::serve;
 pub use state::{Api, Settings};
 
@@ -73,8 +76,7 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     let pool = database::pool(&config.database, NAME, config.database_connections);
     let result = serve_until_stopped(&config, &daemon, &pool).await;
     daemon.life.stop();
-    daemon.finish().await;
-    pool.close().await;
+    daemon.finish(&[&pool]).await;
     result
 }
 
@@ -85,9 +87,16 @@ async fn serve_until_stopped(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = admin::bind(config.listen, "--listen").await?;
     let api = Api::new(pool.clone(), config.settings.clone(), daemon.life.clone());
+    let api = match &config.provider {
+        Some(provider) => api.with_payments(make_payment(&config.settings, provider)?),
+        None => {
+            tracing::info!("without --provider-url there are no payments, and their routes answer 404");
+            api
+        }
+    };
     daemon.life.spawn(serve(listener, api.clone(), daemon.life.clone()));
     daemon.life.spawn(report_pool(pool.clone(), daemon.health.watch("gauges"), daemon.life.clone()));
-    tracing::info!(listen = %config.listen, "answers; orders are taken once the database is usable");
+    tracing::info!(listen = %config.listen, "answers; requests are taken once the database is usable");
     match database::wait_until_usable(pool, &config.database, &SETS, &daemon.life).await {
         Ok(()) => {}
         Err(Unusable::Stopped) => return Ok(()),
@@ -99,6 +108,16 @@ async fn serve_until_stopped(
     tracing::info!("ready");
     daemon.life.stopping().await;
     Ok(())
+}
+
+fn make_payment(
+    settings: &Settings,
+    provider: &ProviderConfig,
+) -> Result<MakePayment<GrpcProvider>, InvalidEndpoint> {
+    let port = GrpcProvider::new(&provider.url, provider.dedup)?;
+    tracing::info!(provider = provider.url, "makes payments");
+    Ok(MakePayment::new(settings.namespace.clone(), port, settings.problem_base.clone())
+        .with_window(provider.send_window))
 }
 
 /// Sets the pool's gauges until the stop; its heartbeat shows that the process turns.

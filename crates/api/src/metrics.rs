@@ -6,8 +6,10 @@ use http::StatusCode;
 use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 use semel_core::idempotency::Command as _;
 use semel_payments::orders::CreateOrder;
+use semel_payments::payments::CreatePayment;
 
 use crate::orders::{ORDER, ORDERS};
+use crate::payments::{PAYMENT, PAYMENTS};
 
 /// Counter of answered requests; labels `route` and `status`, a class such as `2xx`.
 pub const REQUESTS: &str = "semel_http_requests_total";
@@ -15,7 +17,7 @@ pub const REQUESTS: &str = "semel_http_requests_total";
 pub const SECONDS: &str = "semel_http_request_seconds";
 
 const UNMATCHED: &str = "unmatched";
-const ROUTES: [&str; 3] = [ORDERS, ORDER, UNMATCHED];
+const ROUTES: [&str; 5] = [ORDERS, ORDER, PAYMENTS, PAYMENT, UNMATCHED];
 const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 
 /// Describes the metrics and sets the counters to 0.
@@ -27,7 +29,8 @@ pub fn describe() {
             counter!(REQUESTS, "route" => route, "status" => class).increment(0);
         }
     }
-    semel_core::metrics::describe_requests(&[CreateOrder::OPERATION]);
+    semel_core::metrics::describe_requests(&[CreateOrder::OPERATION, CreatePayment::OPERATION]);
+    semel_payments::metrics::describe();
 }
 
 /// Returns the label of a matched route.

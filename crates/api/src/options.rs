@@ -8,11 +8,14 @@ use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
 use semel_core::idempotency::ClientId;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions};
+use semel_payments::payments::create::SEND_WINDOW;
+use semel_payments::payments::recovery::{MARGIN, is_clear_of_horizon};
+use semel_payments::problem::ProblemBase;
+use semel_payments::provider::{DEADLINE, Dedup};
 
-use crate::problem::ProblemBase;
 use crate::state::Settings;
 
-/// Takes orders over HTTP, each under an idempotency key: at most one effect per key, the same answer to every repeat.
+/// Takes orders and payments over HTTP, each under an idempotency key: at most one effect per key, the same answer to every repeat.
 #[derive(Parser)]
 #[command(name = "semel-api", version, about, long_about = None)]
 pub struct Options {
@@ -35,6 +38,17 @@ pub struct Options {
     /// What the `type` of a problem begins with; its last segment names the problem, and the page under docs/errors.
     #[arg(long, env = "SEMEL_API_PROBLEM_BASE_URL", default_value = ProblemBase::DEFAULT, value_name = "URL")]
     problem_base_url: ProblemBase,
+    /// Provider of payments that speaks semel.provider.v1, without TLS: <http://provider:7070>. Without one there are no
+    /// payments, and their routes answer 404.
+    #[arg(long, env = "SEMEL_PROVIDER_URL", value_parser = provider_url, value_name = "URL")]
+    provider_url: Option<String>,
+    /// Hours for which the provider recognises a key, counted from its first use; 0 is for ever.
+    #[arg(long, env = "SEMEL_PROVIDER_HORIZON_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u64).range(0..=87_600), value_name = "HOURS")]
+    provider_horizon_hours: u64,
+    /// Seconds after its first send for which a charge without an answer is sent again; later the provider is asked what
+    /// happened, and the charge fenced.
+    #[arg(long, env = "SEMEL_SEND_WINDOW", default_value_t = SEND_WINDOW.as_secs(), value_parser = clap::value_parser!(u64).range(1..=604_800), value_name = "SECONDS")]
+    send_window_seconds: u64,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
@@ -62,6 +76,27 @@ pub(crate) enum CredentialsAction {
     },
 }
 
+/// Reads a provider's URL: scheme, host, port, and nothing else.
+fn provider_url(text: &str) -> Result<String, &'static str> {
+    let refused = "not a URL such as http://provider:7070";
+    let place =
+        text.strip_prefix("http://").map(|place| place.strip_suffix('/').unwrap_or(place)).ok_or(refused)?;
+    let authority: http::uri::Authority = place.parse().map_err(|_| refused)?;
+    let is_bare = authority.port_u16().is_some() && !authority.host().is_empty() && !place.contains('@');
+    if is_bare { Ok(format!("http://{place}")) } else { Err(refused) }
+}
+
+/// The provider of payments, and how it is used.
+#[derive(Clone, Debug)]
+pub struct ProviderConfig {
+    /// Where it is.
+    pub url: String,
+    /// For how long it recognises a key.
+    pub dedup: Dedup,
+    /// For how long after the first send a charge is sent again.
+    pub send_window: Duration,
+}
+
 /// A configuration that can be used.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -71,6 +106,8 @@ pub struct Config {
     pub database_connections: u32,
     /// Address of the public endpoint.
     pub listen: SocketAddr,
+    /// The provider of payments; without one there are none.
+    pub provider: Option<ProviderConfig>,
     /// How requests are answered.
     pub settings: Settings,
 }
@@ -82,16 +119,98 @@ impl Options {
     ///
     /// The first option that cannot be used.
     pub fn config(&self) -> Result<Config, OptionError> {
-        let missing = OptionError::Missing { option: "--namespace", env: "SEMEL_NAMESPACE" };
+        let missing = OptionError::Unset { option: "--namespace", env: "SEMEL_NAMESPACE" };
         Ok(Config {
             database: self.database.url()?,
             database_connections: self.max_connections,
             listen: self.listen,
+            provider: self.provider()?,
             settings: Settings {
                 namespace: self.namespace.clone().ok_or(missing)?,
                 key_retention: Duration::from_hours(self.key_retention_hours),
                 problem_base: self.problem_base_url.clone(),
             },
         })
+    }
+    fn provider(&self) -> Result<Option<ProviderConfig>, OptionError> {
+        let dedup = match self.provider_horizon_hours {
+            0 => Dedup::ForEver,
+            hours => Dedup::For(Duration::from_hours(hours)),
+        };
+        let send_window = Duration::from_secs(self.send_window_seconds);
+        if !is_clear_of_horizon(send_window, dedup) {
+            return Err(OptionError::Combination(format!(
+                "--send-window-seconds: {} s, the provider's deadline of {} s and a margin of {} s do not end before \
+                 --provider-horizon-hours: a charge could be sent again to a provider that has forgotten its key",
+                send_window.as_secs(),
+                DEADLINE.as_secs(),
+                MARGIN.as_secs()
+            )));
+        }
+        Ok(self.provider_url.clone().map(|url| ProviderConfig { url, dedup, send_window }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIVEN: [&str; 5] =
+        ["semel-api", "--database-url", "postgres://u:s3cret@h/d", "--namespace", "test"];
+
+    fn parsed(more: &[&str]) -> Result<Options, clap::Error> {
+        Options::try_parse_from(GIVEN.iter().chain(more))
+    }
+
+    fn config(more: &[&str]) -> Config {
+        parsed(more).unwrap().config().unwrap()
+    }
+
+    #[test]
+    fn without_a_provider_there_are_no_payments() {
+        assert!(config(&[]).provider.is_none());
+    }
+
+    #[test]
+    fn a_provider_remembers_keys_for_a_day_unless_said_otherwise() {
+        let provider = |more: &[&str]| {
+            let given = ["--provider-url", "http://provider:7070/"];
+            config(&given.iter().chain(more).copied().collect::<Vec<_>>()).provider.unwrap()
+        };
+        let default = provider(&[]);
+        assert_eq!(default.url, "http://provider:7070");
+        assert_eq!(default.dedup, Dedup::For(Duration::from_hours(24)));
+        assert_eq!(default.send_window, Duration::from_mins(5));
+        assert_eq!(provider(&["--provider-horizon-hours", "0"]).dedup, Dedup::ForEver);
+    }
+
+    #[test]
+    fn refuses_what_is_no_place_of_a_provider() {
+        for url in [
+            "provider:7070",
+            "https://provider:7070",
+            "http://provider",
+            "http://u@p:1",
+            "http://p:1/x",
+            "http://:1",
+        ] {
+            assert!(parsed(&["--provider-url", url]).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn refuses_a_send_window_that_reaches_the_horizon() {
+        // One hour less the deadline of 10 s and the margin of 60 s.
+        let window = |seconds: &str| {
+            parsed(&["--provider-horizon-hours", "1", "--send-window-seconds", seconds]).unwrap().config()
+        };
+        assert!(window("3529").is_ok());
+        let error = window("3530").unwrap_err().to_string();
+        assert!(
+            error.contains("--send-window-seconds") && error.contains("--provider-horizon-hours"),
+            "{error}"
+        );
+        let for_ever = ["--provider-horizon-hours", "0", "--send-window-seconds", "604800"];
+        assert!(parsed(&for_ever).unwrap().config().is_ok());
     }
 }

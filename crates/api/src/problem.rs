@@ -4,45 +4,14 @@
 //! segment. Nothing of a key, a body or a secret ever stands in a problem.
 
 use std::borrow::Cow;
-use std::str::FromStr;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderName, HeaderValue, StatusCode, header};
+use semel_payments::problem::ProblemBase;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
-
-/// What the `type` of every problem begins with: an absolute `http` or `https` URL, or a path on this server.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct ProblemBase(String);
-
-impl ProblemBase {
-    /// The default. `.example` belongs to nobody for ever (RFC 2606), so an identifier under it can lead nobody astray.
-    pub const DEFAULT: &str = "https://semel.example/errors/";
-
-    fn of(&self, kind: Kind) -> String {
-        format!("{}{}", self.0, kind.suffix())
-    }
-}
-
-/// A base that cannot be one.
-#[derive(Debug, thiserror::Error)]
-#[error("not an http or https URL, or a path that begins with '/', without query and fragment")]
-pub struct InvalidProblemBase;
-
-impl FromStr for ProblemBase {
-    type Err = InvalidProblemBase;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let begins_well = ["https://", "http://", "/"].iter().any(|start| text.starts_with(start));
-        let allowed = |b: u8| b.is_ascii_graphic() && !matches!(b, b'<' | b'>' | b'"' | b'\\' | b'?' | b'#');
-        if !begins_well || text.len() > 1024 || !text.bytes().all(allowed) {
-            return Err(InvalidProblemBase);
-        }
-        Ok(Self(format!("{}/", text.trim_end_matches('/'))))
-    }
-}
 
 /// The kinds of problems.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -61,12 +30,13 @@ pub(crate) enum Kind {
     KeyReused,
     Internal,
     OutcomeUnknown,
+    NeedsAttention,
     TemporarilyUnavailable,
 }
 
 impl Kind {
     #[cfg(test)]
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
@@ -81,6 +51,7 @@ impl Kind {
         Self::KeyReused,
         Self::Internal,
         Self::OutcomeUnknown,
+        Self::NeedsAttention,
         Self::TemporarilyUnavailable,
     ];
 
@@ -125,6 +96,9 @@ impl Kind {
             Self::OutcomeUnknown => {
                 (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
             }
+            Self::NeedsAttention => {
+                (StatusCode::SERVICE_UNAVAILABLE, "needs-attention", "A person has to find out the outcome")
+            }
             Self::TemporarilyUnavailable => {
                 (StatusCode::SERVICE_UNAVAILABLE, "temporarily-unavailable", "The service is unavailable")
             }
@@ -148,6 +122,7 @@ impl Kind {
             | Self::OutcomeUnknown
             | Self::TemporarilyUnavailable => Some(Duration::from_secs(1)),
             Self::Internal => Some(Duration::from_secs(5)),
+            Self::NeedsAttention => Some(Duration::from_mins(1)),
             _ => None,
         }
     }
@@ -197,7 +172,7 @@ impl Problem {
     /// Writes the problem into a response, keeping what others have put among its headers (`Allow`).
     pub(crate) fn write(self, response: Response, base: &ProblemBase, request: Uuid) -> Response {
         let (status, _, title) = self.kind.description();
-        let kind = base.of(self.kind);
+        let kind = base.of(self.kind.suffix());
         let mut members = self.members;
         // The registered members win over extensions of the same name.
         members.insert("type".to_owned(), json!(kind));
@@ -226,6 +201,8 @@ impl Problem {
 
 #[cfg(test)]
 mod tests {
+    use semel_payments::problem::FINAL_KINDS;
+
     use super::*;
 
     #[test]
@@ -243,16 +220,23 @@ mod tests {
             );
         }
     }
-
     #[test]
-    fn a_base_ends_with_one_slash() {
-        for text in ["https://semel.example/errors", "https://semel.example/errors//"] {
-            let base: ProblemBase = text.parse().unwrap();
-            assert_eq!(base.of(Kind::NotFound), "https://semel.example/errors/not-found");
+    fn every_page_belongs_to_a_kind_and_is_in_the_list() {
+        let pages = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors");
+        let list = std::fs::read_to_string(pages.join("README.md")).unwrap();
+        let stored = FINAL_KINDS.map(|kind| (kind.page, kind.code));
+        let told = Kind::ALL.map(|kind| (kind.suffix(), kind.status().as_u16()));
+        let kinds: std::collections::BTreeMap<_, _> = told.into_iter().chain(stored).collect();
+        for (page, status) in &kinds {
+            assert!(
+                list.contains(&format!("| {status} | [{page}]({page}.md) |")),
+                "{page} is not in the list"
+            );
         }
-        assert_eq!("/errors".parse::<ProblemBase>().unwrap().of(Kind::Internal), "/errors/internal");
-        for text in ["", "errors", "ftp://x/", "https://x/?a=", "https://x/>; rel=next", "https://x/ä"] {
-            assert!(text.parse::<ProblemBase>().is_err(), "{text}");
+        for file in std::fs::read_dir(&pages).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            let page = name.strip_suffix(".md").unwrap();
+            assert!(page == "README" || kinds.contains_key(page), "{name} belongs to no kind");
         }
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 
-use crate::orders;
+use crate::routes;
 use crate::state::Api;
 
 /// Connections at a time; the next ones wait in the kernel's queue.
@@ -37,7 +37,7 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Accepts and serves connections until the soft stop; each is a task that the stop waits for.
 pub async fn serve(listener: TcpListener, api: Api, life: Lifecycle) {
-    let router = orders::router(api);
+    let router = routes::router(api);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let accepted = tokio::select! {

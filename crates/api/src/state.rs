@@ -8,10 +8,11 @@ use semel_core::credentials::Authenticator;
 use semel_core::derive::Namespace;
 use semel_core::lifecycle::Lifecycle;
 use semel_payments::orders::PlaceOrder;
+use semel_payments::payments::create::MakePayment;
+use semel_payments::problem::ProblemBase;
+use semel_payments::provider::grpc::GrpcProvider;
 use sqlx::PgPool;
 use tokio::sync::Semaphore;
-
-use crate::problem::ProblemBase;
 
 /// Requests at work at a time; those beyond are told to come back.
 const MAX_REQUESTS: usize = 512;
@@ -33,6 +34,7 @@ pub struct Api {
     pub(crate) pool: PgPool,
     pub(crate) authenticator: Arc<Authenticator>,
     pub(crate) place_order: PlaceOrder,
+    pub(crate) make_payment: Option<MakePayment<GrpcProvider>>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) life: Lifecycle,
     pub(crate) places: Arc<Semaphore>,
@@ -46,12 +48,20 @@ impl Api {
         Self {
             authenticator: Arc::new(Authenticator::new(pool.clone())),
             place_order: PlaceOrder::new(settings.namespace.clone()),
+            make_payment: None,
             settings: Arc::new(settings),
             places: Arc::new(Semaphore::new(MAX_REQUESTS)),
             open: Arc::new(AtomicBool::new(false)),
             pool,
             life,
         }
+    }
+
+    /// Serves payments, too; without this their routes do not exist.
+    #[must_use]
+    pub fn with_payments(mut self, make_payment: MakePayment<GrpcProvider>) -> Self {
+        self.make_payment = Some(make_payment);
+        self
     }
 
     /// Says that the database has a schema that this binary can use.

@@ -14,7 +14,7 @@ use crate::metrics;
 /// Whether a consumer can work; what a daemon's readiness is made of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Readiness<'a> {
-    /// It is subscribed, and its database answers.
+    /// It is subscribed, and its database takes writes.
     Ready,
     /// It is not; why.
     NotReady(&'a str),
@@ -52,9 +52,22 @@ pub(crate) struct Settings {
     pub(crate) prefetch: u16,
     pub(crate) concurrency: u16,
     pub(crate) budget: Duration,
+    pub(crate) answer_limit: Duration,
     pub(crate) retry_wait: (Duration, Duration),
     pub(crate) on_readiness: Box<dyn Fn(Readiness<'_>) + Send + Sync>,
     pub(crate) heartbeat: Heartbeat,
+}
+
+impl Settings {
+    /// How long the database may take to answer one call. Its own limit for a statement is the budget.
+    pub(crate) fn call_limit(&self) -> Duration {
+        self.budget + self.answer_limit
+    }
+
+    /// What no transaction takes whose every call keeps its limit: begin, record, handle, and two calls to end it.
+    pub(crate) fn attempt_limit(&self) -> Duration {
+        self.call_limit() * 5
+    }
 }
 
 /// The exchange that relays publish to unless told otherwise.
@@ -72,6 +85,7 @@ impl ConsumerBuilder {
             prefetch: 32,
             concurrency: 8,
             budget: Duration::from_secs(10),
+            answer_limit: Duration::from_secs(5),
             retry_wait: (Duration::from_millis(200), Duration::from_secs(5)),
             on_readiness: Box::new(|_| {}),
             heartbeat: Heartbeat::default(),
@@ -122,6 +136,14 @@ impl ConsumerBuilder {
         self
     }
 
+    /// Sets how much longer than the budget an answer of the database may take before its connection is given up, and with
+    /// it the subscription; 5 s by default. The server itself ends what takes longer than the budget, so that only a
+    /// connection that is dead without knowing it comes to this.
+    pub fn answer_limit(mut self, limit: Duration) -> Self {
+        self.settings.answer_limit = limit;
+        self
+    }
+
     /// Sets the wait before a message is given back: it doubles with each delivery, with jitter, from 200 ms to 5 s by
     /// default. A waiting message takes a place of the prefetch, but none of the concurrency.
     pub fn retry_wait(mut self, shortest: Duration, longest: Duration) -> Self {
@@ -135,7 +157,8 @@ impl ConsumerBuilder {
         self
     }
 
-    /// Sets what is told of each turn of the consumer's loop, so that liveness can tell one that stands still.
+    /// Sets what is told of each turn of the consumer's loop, so that liveness can tell one that stands still. It is told
+    /// nothing while a transaction is stuck, as one is whose handler blocks its thread.
     pub fn heartbeat(mut self, heartbeat: Heartbeat) -> Self {
         self.settings.heartbeat = heartbeat;
         self
@@ -153,7 +176,7 @@ impl ConsumerBuilder {
     }
 
     fn check(&self) -> Result<(), String> {
-        let Settings { name, topology, prefetch, concurrency, budget, .. } = &self.settings;
+        let Settings { name, topology, prefetch, concurrency, budget, answer_limit, .. } = &self.settings;
         if !(1..=127).contains(&name.len()) {
             return Err("its name is not 1 to 127 bytes long".to_owned());
         }
@@ -184,6 +207,9 @@ impl ConsumerBuilder {
         // The upper end keeps a message far below RabbitMQ's consumer timeout of 30 minutes.
         if !(Duration::from_millis(1)..=Duration::from_mins(5)).contains(budget) {
             return Err(format!("a time budget of {budget:?} is not 1 ms to 5 min"));
+        }
+        if !(Duration::from_millis(1)..=Duration::from_mins(1)).contains(answer_limit) {
+            return Err(format!("an answer limit of {answer_limit:?} is not 1 ms to 1 min"));
         }
         Ok(())
     }
@@ -230,6 +256,7 @@ mod tests {
             (builder().concurrency(9), "the pool has 8"),
             (builder().budget(Duration::ZERO), "budget"),
             (builder().budget(Duration::from_secs(301)), "budget"),
+            (builder().answer_limit(Duration::ZERO), "answer limit"),
             (builder().delivery_limit(0), "delivery limit"),
             (builder().exchange(""), "exchange"),
         ] {

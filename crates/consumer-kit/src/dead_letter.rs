@@ -50,6 +50,18 @@ impl Reason {
     }
 }
 
+/// What became of the copy of a message that is given up on.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) enum Copied {
+    /// The broker has it.
+    Safe,
+    /// With the headers of a dead letter the message does not fit into the protocol.
+    TooLarge {
+        /// What does not fit.
+        reason: String,
+    },
+}
+
 /// The way to `<queue>.dead`, on a connection of its own that is opened when it is first needed.
 pub(crate) struct DeadLetters {
     broker: BrokerUrl,
@@ -68,7 +80,7 @@ impl DeadLetters {
         }
     }
 
-    /// Publishes a copy of the message, and returns when the broker has it safe.
+    /// Publishes a copy of the message, and returns when the broker has it safe, or when there can be no such copy.
     ///
     /// Its caller must not be dropped meanwhile: that would break the publisher.
     pub(crate) async fn publish(
@@ -76,7 +88,7 @@ impl DeadLetters {
         delivery: &Delivery,
         reason: Reason,
         error: &str,
-    ) -> Result<(), Error> {
+    ) -> Result<Copied, Error> {
         let letter = address(delivery.copy(), &Particulars::of(delivery, &self.consumer, reason, error));
         let mut slot = self.publisher.lock().await;
         let mut publisher = match slot.take().filter(Publisher::is_usable) {
@@ -88,9 +100,9 @@ impl DeadLetters {
             *slot = Some(publisher);
         }
         let outcome = match wave.outcomes.into_iter().next() {
-            Some(Outcome::Confirmed) => return Ok(()),
+            Some(Outcome::Confirmed) => return Ok(Copied::Safe),
+            Some(Outcome::Refused { reason }) => return Ok(Copied::TooLarge { reason }),
             Some(Outcome::Returned { reason }) => format!("returned, {reason}"),
-            Some(Outcome::Refused { reason }) => format!("cannot be sent, {reason}"),
             Some(Outcome::Unknown { reason }) => format!("unknown, {reason}"),
             Some(Outcome::Nacked) => "not taken".to_owned(),
             None => "not sent".to_owned(),

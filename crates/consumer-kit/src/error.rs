@@ -1,6 +1,6 @@
 //! Why a consumer stops, for a while or for good.
 
-use semel_core::database;
+use semel_core::database::{self, sqlstate};
 use semel_core::disposition::{Disposed, Disposition};
 use semel_core::schema::SchemaError;
 
@@ -19,6 +19,12 @@ pub enum Error {
         attempted: &'static str,
         /// Why it failed.
         source: sqlx::Error,
+    },
+    /// The database answers a handler that it cannot work: it is read-only or full, or a table or a permission is missing.
+    #[error("the database cannot work: {told}")]
+    Refused {
+        /// The handler's error, without what may quote the event.
+        told: String,
     },
     /// The database has no tables that this consumer can use.
     #[error(transparent)]
@@ -39,18 +45,20 @@ pub enum Error {
 impl Disposed for Error {
     fn disposition(&self) -> Disposition {
         let passes = match self {
-            // Settings that the broker cannot change in place do not change by waiting.
-            Self::Broker(semel_broker::Error::Mismatch { .. }) => false,
             Self::Broker(error) => error.disposition() == semel_broker::Disposition::Retry,
             Self::Database { source, .. } | Self::Schema(SchemaError::Database(source)) => {
-                return database::disposition(source);
+                // A permission that is missing is waited for, like a table.
+                sqlstate(source).as_deref() == Some(INSUFFICIENT_PRIVILEGE)
+                    || database::disposition(source) == Disposition::Retry
             }
             Self::Schema(error) => matches!(error, SchemaError::Missing { .. }),
-            Self::DeadLetter { .. } | Self::Task(_) => true,
+            Self::Refused { .. } | Self::DeadLetter { .. } | Self::Task(_) => true,
         };
         if passes { Disposition::Retry } else { Disposition::Fail }
     }
 }
+
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
 #[cfg(test)]
 mod tests {

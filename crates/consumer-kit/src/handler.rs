@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use crate::event::Event;
+use crate::told::sqlstates;
 
 /// What a consumer does because of an event, in a transaction that also records the event as processed.
 pub trait Handler: Send + Sync + 'static {
@@ -67,6 +68,14 @@ impl HandlerError {
             cause = error.source();
         }
         false
+    }
+
+    /// Whether the database has answered that it cannot work at all, which says nothing of the event: it is read-only, full
+    /// or shutting down, or a table or a permission is missing.
+    pub(crate) fn is_refusal_to_work(&self) -> bool {
+        sqlstates(self).any(|code| {
+            ["25006", "42P01", "42501"].contains(&&*code) || code.starts_with("53") || code.starts_with("57P0")
+        })
     }
 }
 

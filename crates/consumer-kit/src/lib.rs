@@ -41,6 +41,7 @@
 //! Messages are handled side by side and in no order. It does not purge `processed_events`: keep its rows longer than the
 //! longest time after which a message may be delivered again.
 
+mod attempts;
 mod builder;
 mod consumer;
 mod dead_letter;
@@ -48,9 +49,11 @@ mod error;
 mod event;
 pub mod failpoints;
 mod handler;
+mod lease;
 mod message;
 pub mod metrics;
 mod session;
+mod told;
 mod transaction;
 
 pub use builder::{ConsumerBuilder, InvalidConsumer, Readiness, TopologyMode};

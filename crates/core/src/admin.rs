@@ -30,13 +30,15 @@ pub struct Health {
 
 #[derive(Debug)]
 struct State {
+    /// Once the process stops it is never ready again, whatever a loop that is finishing says.
+    stopping: bool,
     not_ready: Option<String>,
     loops: Vec<(&'static str, Heartbeat)>,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        let state = State { not_ready: Some("starting".to_owned()), loops: Vec::new() };
+        let state = State { stopping: false, not_ready: Some("starting".to_owned()), loops: Vec::new() };
         Self { inner: Arc::new(Mutex::new(state)) }
     }
 }
@@ -45,6 +47,11 @@ impl Health {
     /// Says that the daemon can do its work.
     pub fn ready(&self) {
         self.state().not_ready = None;
+    }
+
+    /// Says that it stops, and so cannot ever again.
+    pub fn stopping(&self) {
+        self.state().stopping = true;
     }
 
     /// Says that it cannot, and why.
@@ -62,6 +69,11 @@ impl Health {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn why_not_ready(&self) -> Option<String> {
+        let state = self.state();
+        if state.stopping { Some("stopping".to_owned()) } else { state.not_ready.clone() }
     }
 
     fn still(&self) -> Option<&'static str> {
@@ -138,7 +150,7 @@ fn answer(
             None => text(StatusCode::OK, "alive\n"),
             Some(name) => text(StatusCode::SERVICE_UNAVAILABLE, format!("the loop {name} stands still\n")),
         },
-        "/readyz" => match health.state().not_ready.clone() {
+        "/readyz" => match health.why_not_ready() {
             None => text(StatusCode::OK, "ready\n"),
             Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
         },

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use sqlx::PgPool;
 use subtle::ConstantTimeEq;
 
+use crate::database;
 use crate::idempotency::ClientId;
 
 /// For how long a found credential is believed without asking again; a revocation is in force after this at the latest.
@@ -54,17 +55,20 @@ pub async fn create(pool: &PgPool, client: &ClientId) -> Result<NewCredential, C
     let (id, secret) = bytes.split_at(8);
     let (credential_id, secret) = (hex(id), hex(secret));
     let hash: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
-    sqlx::query!(
-        "-- credentials_create
+    database::call(pool, async |connection| {
+        sqlx::query!(
+            "-- credentials_create
         WITH client AS (
             INSERT INTO api_clients (client_id) VALUES ($1) ON CONFLICT DO NOTHING
         )
         INSERT INTO api_credentials (credential_id, client_id, secret_hash) VALUES ($2, $1, $3)",
-        client.as_str(),
-        credential_id,
-        &hash[..]
-    )
-    .execute(pool)
+            client.as_str(),
+            credential_id,
+            &hash[..]
+        )
+        .execute(connection)
+        .await
+    })
     .await
     .map_err(|source| CredentialError::Database { client: client.clone(), source })?;
     let token = format!("sml_{credential_id}_{secret}").into();
@@ -116,13 +120,14 @@ impl Authenticator {
 
     async fn ask(&self, credential_id: &str) -> Result<Option<Found>, sqlx::Error> {
         let at = Instant::now();
-        let row = sqlx::query!(
+        let row = database::call(&self.pool, async |connection| {
+sqlx::query!(
             "-- credentials_find
             SELECT client_id, secret_hash FROM api_credentials WHERE credential_id = $1 AND revoked_at IS NULL",
             credential_id
         )
-        .fetch_optional(&self.pool)
-        .await?;
+        .fetch_optional(connection).await })
+.await?;
         let unreadable = |column: &str| sqlx::Error::Decode(format!("api_credentials.{column}").into());
         let found = match row {
             None => None,
@@ -148,6 +153,27 @@ impl Authenticator {
         }
         Ok(found)
     }
+}
+
+/// Says whether a client was shut out: it has credentials, and each of them is revoked.
+///
+/// A client without any was let in by other means, and is not shut out.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn is_shut_out(pool: &PgPool, client: &ClientId) -> Result<bool, sqlx::Error> {
+    database::call(pool, async |connection| {
+        sqlx::query_scalar!(
+            r#"-- credentials_is_shut_out
+        SELECT COALESCE(bool_and(revoked_at IS NOT NULL), FALSE) AS "shut_out!"
+        FROM api_credentials WHERE client_id = $1"#,
+            client.as_str()
+        )
+        .fetch_one(connection)
+        .await
+    })
+    .await
 }
 
 fn split(token: &str) -> Option<(&str, &str)> {

@@ -4,11 +4,16 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use sqlx::PgPool;
+
 use crate::admin::{self, CannotListen, Health};
 use crate::disposition::chain;
 use crate::lifecycle::{Drained, Lifecycle};
 use crate::options::ProcessOptions;
 use crate::telemetry;
+
+/// How long closing the database's connections may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A process with logs, metrics, admin endpoint and signals.
 #[derive(Debug)]
@@ -57,11 +62,33 @@ impl Daemon {
         Ok(Self { name, life, health, grace: options.grace() })
     }
 
-    /// Finishes: not ready, waits for the tracked tasks within the grace.
-    pub async fn finish(self) {
-        self.health.not_ready("stopping");
+    /// Reports the connections of a pool until the process stops.
+    pub fn report_pool(&self, pool: &PgPool) {
+        crate::metrics::describe_pool();
+        let (pool, life) = (pool.clone(), self.life.clone());
+        self.life.spawn(async move {
+            let mut tick = tokio::time::interval(Duration::from_secs(5));
+            loop {
+                tokio::select! {
+                    _ = tick.tick() => crate::metrics::report_pool(&pool),
+                    () = life.stopping() => return,
+                }
+            }
+        });
+    }
+
+    /// Finishes: not ready, waits for the tracked tasks within the grace, and closes the pools where nothing uses them.
+    pub async fn finish(self, pools: &[&PgPool]) {
+        self.health.stopping();
         match self.life.drain(self.grace).await {
             Drained::Finished => {
+                // A server that does not answer must not keep a process that has nothing left to do.
+                let closing = async {
+                    for pool in pools {
+                        pool.close().await;
+                    }
+                };
+                let _ = tokio::time::timeout(CLOSE_LIMIT, closing).await;
                 tracing::info!(daemon = self.name, "stopped");
             }
             Drained::CutOff => {

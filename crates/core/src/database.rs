@@ -5,8 +5,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use secrecy::{ExposeSecret, SecretString};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
-use sqlx::{Connection, Executor as _, PgConnection, PgPool};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, Executor as _, PgConnection, PgPool, Postgres};
 
 use crate::backoff::Backoff;
 use crate::disposition::{Disposed, Disposition, chain};
@@ -30,7 +31,9 @@ impl DatabaseUrl {
 
 /// Guards that the server keeps for us, whatever becomes of the client. Behind a pooler that refuses start-up options, set
 /// them on the role.
-const GUARDS: [(&str, &str); 4] = [
+const GUARDS: [(&str, &str); 5] = [
+    // Ours are written for it: under a stricter one, a relay's reading would have the snapshot of its locking.
+    ("default_transaction_isolation", "read committed"),
     ("lock_timeout", "1s"),
     ("statement_timeout", "15s"),
     ("idle_in_transaction_session_timeout", "30s"),
@@ -75,6 +78,87 @@ impl FromStr for DatabaseUrl {
     }
 }
 
+/// How long a call may take before its connection is given up: longer than the server lets any statement run, so that only
+/// a connection that is dead without knowing it comes to this.
+pub const CALL_LIMIT: Duration = Duration::from_secs(20);
+
+/// Awaits a call at most for `limit`; then it fails as one whose connection was lost.
+///
+/// The connection must not be used again after that, nor go back to its pool, which would wait for it: drop a
+/// [`PgConnection`], [`detach`](PoolConnection::detach) a pooled one. [`Lent`] does.
+///
+/// # Errors
+///
+/// Those of the call, and a time-out, which says nothing of what the server did.
+pub async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| Err(timed_out()))
+}
+
+fn timed_out() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "the database does not answer"))
+}
+
+/// A pooled connection whose calls have a limit. One that does not answer leaves the pool.
+#[derive(Debug)]
+pub struct Lent {
+    connection: Option<PoolConnection<Postgres>>,
+}
+
+impl Lent {
+    /// Takes a connection from the pool.
+    ///
+    /// # Errors
+    ///
+    /// When none is free, or none can be made, in time.
+    pub async fn from(pool: &PgPool) -> Result<Self, sqlx::Error> {
+        Ok(Self { connection: Some(pool.acquire().await?) })
+    }
+
+    /// Makes a call.
+    ///
+    /// # Errors
+    ///
+    /// Those of the call; a time-out; and after one, a lost connection at once.
+    pub async fn call<T>(
+        &mut self,
+        call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error>,
+    ) -> Result<T, sqlx::Error> {
+        let Some(mut connection) = self.connection.take() else { return Err(timed_out()) };
+        let Ok(outcome) = tokio::time::timeout(CALL_LIMIT, call(&mut connection)).await else {
+            drop(connection.detach());
+            return Err(timed_out());
+        };
+        if outcome.as_ref().is_err_and(is_read_only) {
+            // It leads to a server that was demoted: the next one may lead to its successor.
+            drop(connection.detach());
+        } else {
+            self.connection = Some(connection);
+        }
+        outcome
+    }
+}
+
+/// Makes one call on a connection of the pool, with a limit.
+///
+/// # Errors
+///
+/// As [`Lent::from`] and [`Lent::call`].
+pub async fn call<T>(
+    pool: &PgPool,
+    call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error>,
+) -> Result<T, sqlx::Error> {
+    Lent::from(pool).await?.call(call).await
+}
+
+/// Says whether the server refused to write, as a standby or a server that is set so does.
+#[must_use]
+pub fn is_read_only(error: &sqlx::Error) -> bool {
+    sqlstate(error).is_some_and(|code| code == "25006")
+}
+
 /// Opens a pool that connects when it is first used.
 ///
 /// A connection that lay idle for a second is pinged before it is lent; a busy one is not, which saves a round trip.
@@ -103,12 +187,14 @@ pub fn pool(url: &DatabaseUrl, application: &str, max_connections: u32) -> PgPoo
 pub async fn connect(url: &DatabaseUrl, application: &str) -> Result<PgConnection, sqlx::Error> {
     let options = url.options(application);
     // In a task of its own: a connection attempt is never cut half-way by a caller that gives up.
-    let attempt = tokio::spawn(async move { PgConnection::connect_with(&options).await });
-    match tokio::time::timeout(Duration::from_secs(10), attempt).await {
+    let mut attempt = tokio::spawn(async move { PgConnection::connect_with(&options).await });
+    match tokio::time::timeout(Duration::from_secs(10), &mut attempt).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(_)) => Err(sqlx::Error::WorkerCrashed),
         Err(_) => {
-            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within 10 s")))
+            // A server that accepts and stays silent must not keep the attempt for ever.
+            attempt.abort();
+            Err(timed_out())
         }
     }
 }
@@ -145,7 +231,11 @@ pub async fn wait_until_usable(
 ) -> Result<(), Unusable> {
     let mut backoff = Backoff::for_service();
     loop {
-        let reason = match crate::schema::verify(pool, sets).await {
+        let verified = tokio::select! {
+            verified = crate::schema::verify(pool, sets) => verified,
+            () = lifecycle.stopping() => return Err(Unusable::Stopped),
+        };
+        let reason = match verified {
             Ok(()) => return Ok(()),
             Err(SchemaError::Missing { set }) => {
                 format!("the schema to be made: run the subcommand `migrate` (the set \"{set}\" is missing)")
@@ -229,16 +319,6 @@ pub fn failure(error: &sqlx::Error) -> Failure {
 /// When the connection is lost; the server then rolls back by itself.
 pub async fn roll_back(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     connection.execute("ROLLBACK").await.map(drop)
-}
-
-/// Says whether the connection to the database is guarded by TLS with a verified name, or local.
-#[must_use]
-pub fn is_guarded(url: &DatabaseUrl) -> bool {
-    let options = url.options("");
-    let local = options.get_socket().is_some()
-        || matches!(options.get_host(), "localhost" | "127.0.0.1" | "::1" | "[::1]")
-        || options.get_host().starts_with('/');
-    local || matches!(options.get_ssl_mode(), PgSslMode::VerifyFull)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //! effect, its event and the completed key are there, or none of them.
 
 pub mod engine;
+pub mod person;
 pub mod store;
 
 use std::fmt;

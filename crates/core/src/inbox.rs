@@ -1,7 +1,12 @@
 //! Once-only effects of a consumer: a row per consumer and event, in the effect's own transaction.
 
+use std::time::Duration;
+
 use sqlx::PgConnection;
 use uuid::Uuid;
+
+use crate::idempotency::store::interval;
+use crate::walk::Blocks;
 
 /// Says whether an event may take effect in this transaction.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -34,4 +39,36 @@ pub async fn record_once(
     .execute(connection)
     .await?;
     Ok(if done.rows_affected() == 1 { Recorded::First } else { Recorded::Duplicate })
+}
+
+/// Forgets events of these blocks that took effect longer than `age` ago, at most `limit`. Returns how many went.
+///
+/// An event that is delivered once more after that takes effect once more: `age` must exceed the longest redelivery.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn reap(
+    connection: &mut PgConnection,
+    blocks: Blocks,
+    age: Duration,
+    limit: i64,
+) -> Result<u64, sqlx::Error> {
+    let done = sqlx::query!(
+        "-- inbox_reap
+        DELETE FROM processed_events WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM processed_events
+            WHERE ctid >= format('(%s,0)', $1::BIGINT)::TID AND ctid < format('(%s,0)', $2::BIGINT)::TID
+              AND processed_at < clock_timestamp() - $3::INTERVAL
+            LIMIT $4
+            FOR UPDATE SKIP LOCKED
+        ))",
+        blocks.first,
+        blocks.end,
+        interval(age),
+        limit
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
 }

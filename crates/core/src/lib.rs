@@ -16,9 +16,11 @@ pub mod idempotency;
 pub mod inbox;
 pub mod lifecycle;
 pub mod metrics;
+pub mod operators;
 pub mod outbox;
 pub mod sampler;
 pub mod schema;
+pub mod walk;
 
 #[cfg(feature = "daemon")]
 pub mod admin;

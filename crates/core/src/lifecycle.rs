@@ -183,7 +183,8 @@ pub async fn drive<W: Work>(name: &str, work: &mut W, pace: &Pace, life: &Lifecy
         if let Some(heartbeat) = &pace.heartbeat {
             heartbeat.beat();
         }
-        let wait = match work.run_once().await {
+        // What failed is not hurried: a wake-up tells of work, not that the trouble is over.
+        let (wait, wake) = match work.run_once().await {
             Ok(pass) => {
                 failing.reset();
                 match pass {
@@ -193,9 +194,9 @@ pub async fn drive<W: Work>(name: &str, work: &mut W, pace: &Pace, life: &Lifecy
                     }
                     Pass::Worked => {
                         idle.reset();
-                        idle.next_wait()
+                        (idle.next_wait(), pace.wake.as_ref())
                     }
-                    Pass::Idle => idle.next_wait(),
+                    Pass::Idle => (idle.next_wait(), pace.wake.as_ref()),
                 }
             }
             Err(error) if error.disposition() == Disposition::Fail => return Err(error),
@@ -207,11 +208,11 @@ pub async fn drive<W: Work>(name: &str, work: &mut W, pace: &Pace, life: &Lifecy
                     "{}",
                     chain(&error)
                 );
-                wait
+                (wait, None)
             }
         };
         let woken = async {
-            match &pace.wake {
+            match wake {
                 Some(wake) => wake.notified().await,
                 None => std::future::pending().await,
             }
@@ -274,6 +275,20 @@ mod tests {
         let mut work = Script { passes, life: life.clone(), runs: 0 };
         drive("test", &mut work, &pace(), &life).await.unwrap();
         assert_eq!(work.runs, 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wake_up_hurries_what_is_idle_and_not_what_failed() {
+        for (pass, hurried) in [(Ok(Pass::Idle), true), (Err(Failed(Disposition::Retry)), false)] {
+            let (life, wake) = (Lifecycle::new(), Arc::new(Notify::new()));
+            let longest = Duration::from_secs(100);
+            let pace = Pace { shortest: longest, longest, wake: Some(Arc::clone(&wake)), heartbeat: None };
+            wake.notify_one();
+            let mut work = Script { passes: vec![pass], life: life.clone(), runs: 0 };
+            let began = tokio::time::Instant::now();
+            drive("test", &mut work, &pace, &life).await.unwrap();
+            assert_eq!(began.elapsed() < Duration::from_millis(50), hurried);
+        }
     }
 
     #[tokio::test]

@@ -6,6 +6,8 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 pub const IDEMPOTENCY_REQUESTS: &str = "semel_idempotency_requests_total";
 /// Gauge of keys; label `status`.
 pub const IDEMPOTENCY_KEYS: &str = "semel_idempotency_keys";
+/// Gauge: keys in progress that wait for a person.
+pub const IDEMPOTENCY_WAITING_FOR_PERSON: &str = "semel_idempotency_keys_waiting_for_person";
 /// Gauge: age of the oldest key in progress.
 pub const IDEMPOTENCY_OLDEST_IN_PROGRESS: &str = "semel_idempotency_oldest_in_progress_age_seconds";
 /// Gauge: events that are ready to publish, counted up to 100,001.
@@ -36,13 +38,22 @@ pub enum KeyOutcome {
     Mismatch,
     /// The key's time is over.
     Expired,
+    /// Executed on, by a retry that found the lease dead.
+    TakenOver,
     /// Not known yet.
     Unknown,
 }
 
 impl KeyOutcome {
-    const ALL: [Self; 6] =
-        [Self::Fresh, Self::Replayed, Self::InProgress, Self::Mismatch, Self::Expired, Self::Unknown];
+    const ALL: [Self; 7] = [
+        Self::Fresh,
+        Self::Replayed,
+        Self::InProgress,
+        Self::Mismatch,
+        Self::Expired,
+        Self::TakenOver,
+        Self::Unknown,
+    ];
 
     const fn label(self) -> &'static str {
         match self {
@@ -51,6 +62,7 @@ impl KeyOutcome {
             Self::InProgress => "in_progress",
             Self::Mismatch => "mismatch",
             Self::Expired => "expired",
+            Self::TakenOver => "taken_over",
             Self::Unknown => "unknown",
         }
     }
@@ -95,7 +107,12 @@ pub fn describe_database() {
         "Age of the oldest open transaction of this database."
     );
     describe_gauge!(IDEMPOTENCY_KEYS, "Idempotency keys by status; completed ones are estimated.");
+    describe_gauge!(IDEMPOTENCY_WAITING_FOR_PERSON, "Keys in progress that wait for a person.");
     describe_gauge!(IDEMPOTENCY_OLDEST_IN_PROGRESS, Unit::Seconds, "Age of the oldest key in progress.");
+}
+
+/// Describes the gauge of a pool.
+pub fn describe_pool() {
     describe_gauge!(DB_POOL_CONNECTIONS, "Database connections of this process by state.");
 }
 

@@ -19,6 +19,14 @@ pub enum OptionError {
         /// Its environment twin.
         env: &'static str,
     },
+    /// A value without a file of its own is not given.
+    #[error("{option} is not set: give it or {env}")]
+    Unset {
+        /// The option's flag.
+        option: &'static str,
+        /// Its environment twin.
+        env: &'static str,
+    },
     /// The file that holds the value cannot be read.
     #[error("{option}: cannot read {path}")]
     File {
@@ -101,11 +109,21 @@ pub enum LogFormat {
 pub struct LogOptions {
     /// What is logged: a level, or targets with levels. Libraries are silent by default where what they say comes once
     /// more from where it is dealt with.
-    #[arg(long, env = "SEMEL_LOG", default_value = "info,lapin=off,sqlx_core::pool=error", value_name = "FILTER")]
+    #[arg(
+        long,
+        env = "SEMEL_LOG",
+        default_value = "info,lapin=off,sqlx_core::pool=error",
+        value_parser = filter,
+        value_name = "FILTER"
+    )]
     pub log_filter: String,
     /// How it looks.
     #[arg(long, env = "SEMEL_LOG_FORMAT", default_value = "json", value_name = "FORMAT")]
     pub log_format: LogFormat,
+}
+
+fn filter(text: &str) -> Result<String, tracing_subscriber::filter::ParseError> {
+    tracing_subscriber::EnvFilter::try_new(text).map(|_| text.to_owned())
 }
 
 /// Admin endpoint and shutdown.

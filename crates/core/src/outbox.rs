@@ -4,16 +4,17 @@
 //! order of commits, provided that a producer appends *after* it has locked or written the aggregate's own row. The id is
 //! drawn by the INSERT, so whoever holds the aggregate's lock draws the higher one.
 //!
-//! [`append`] is for producers, [`drain`] for relays, [`sample`] for the gauges.
+//! [`append`] is for producers, [`drain`] for relays, [`retention`] for the reaper, [`sample`] for the gauges.
 
 pub mod drain;
+pub mod retention;
 
 use metrics::gauge;
 use serde_json::{Map, Value};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
-use crate::metrics as names;
+use crate::{database, metrics as names};
 
 /// An event that is about to be appended. The database refuses what a broker could not carry: names of more than 127
 /// bytes, headers over 32 KiB, a payload over 1 MiB.
@@ -154,7 +155,7 @@ pub async fn sample(connection: &mut PgConnection) -> Result<Sample, sqlx::Error
 /// When the database fails; a gauge that is not refreshed disappears rather than lies.
 #[expect(clippy::cast_precision_loss, reason = "counts of at most 100,001")]
 pub async fn report(pool: &PgPool) -> Result<Sample, sqlx::Error> {
-    let sample = sample(&mut *pool.acquire().await?).await?;
+    let sample = database::call(pool, async |connection| sample(connection).await).await?;
     gauge!(names::OUTBOX_PENDING).set(sample.pending as f64);
     gauge!(names::OUTBOX_HELD).set(sample.held as f64);
     gauge!(names::OUTBOX_DEAD).set(sample.dead as f64);

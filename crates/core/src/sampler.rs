@@ -8,7 +8,7 @@ use sqlx::PgPool;
 
 use crate::idempotency::store;
 use crate::lifecycle::{Pass, Work};
-use crate::{metrics as names, outbox};
+use crate::{database, metrics as names, outbox};
 
 /// Which gauges a process reports beside the outbox's.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -43,16 +43,16 @@ impl Work for Sampler {
         if self.scope == Scope::OutboxAndKeys {
             report_keys(&self.pool).await?;
         }
-        names::report_pool(&self.pool);
         Ok(Pass::Worked)
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge need not be exact beyond 2^53 rows")]
 async fn report_keys(pool: &PgPool) -> Result<(), sqlx::Error> {
-    let counts = store::count(&mut *pool.acquire().await?).await?;
+    let counts = database::call(pool, async |connection| store::count(connection).await).await?;
     gauge!(names::IDEMPOTENCY_KEYS, "status" => "in_progress").set(counts.in_progress as f64);
     gauge!(names::IDEMPOTENCY_KEYS, "status" => "completed").set(counts.completed_estimate as f64);
+    gauge!(names::IDEMPOTENCY_WAITING_FOR_PERSON).set(counts.waiting_for_person as f64);
     gauge!(names::IDEMPOTENCY_OLDEST_IN_PROGRESS).set(counts.oldest_in_progress_age);
     Ok(())
 }

@@ -7,14 +7,14 @@
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::database::DatabaseUrl;
+use crate::database::{self, DatabaseUrl};
 
 /// A set of migrations that belong together.
 #[derive(Debug)]
 pub struct MigrationSet {
     /// The set's name, also the folder under `migrations/`.
     pub name: &'static str,
-    /// The version that the set's newest migration makes.
+    /// The set's version, raised with every migration that binaries must know of.
     pub version: i32,
     /// The oldest version whose binaries can still use the newest schema.
     pub compatible_from: i32,
@@ -88,7 +88,7 @@ pub enum SchemaError {
 ///
 /// When a migration fails (each is one transaction), or the database cannot be reached.
 pub async fn migrate(url: &DatabaseUrl, sets: &[&MigrationSet]) -> Result<(), SchemaError> {
-    let mut connection = crate::database::connect(url, "semel-migrate").await?;
+    let mut connection = database::connect(url, "semel-migrate").await?;
     // A migration may wait for the statements of daemons at work, and may take its time.
     connection.execute("SET lock_timeout = '30s'; SET statement_timeout = 0").await?;
     bootstrap(&mut connection).await?;
@@ -154,13 +154,12 @@ async fn bootstrap(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
 /// When a set is missing, too old or too new, or the database cannot be asked.
 pub async fn verify(pool: &PgPool, sets: &[&MigrationSet]) -> Result<(), SchemaError> {
     // Not checked at compile time: the table may not exist, which is an answer here.
+    let asked = "-- schema_versions\n SELECT set_name, version, compatible_from FROM schema_versions";
     let found: Result<Vec<(String, i32, i32)>, _> =
-        sqlx::query_as("-- schema_versions\n SELECT set_name, version, compatible_from FROM schema_versions")
-            .fetch_all(pool)
-            .await;
+        database::call(pool, async |connection| sqlx::query_as(asked).fetch_all(connection).await).await;
     let found = match found {
         Ok(found) => found,
-        Err(error) if crate::database::sqlstate(&error).as_deref() == Some("42P01") => Vec::new(),
+        Err(error) if database::sqlstate(&error).as_deref() == Some("42P01") => Vec::new(),
         Err(error) => return Err(error.into()),
     };
     sets.iter().try_for_each(|set| judge(set, &found))

@@ -29,7 +29,8 @@ static PROCESS: LazyLock<Collector> = LazyLock::new(|| {
 /// A panic is one line too, with its place but without its message, which may quote what a client sent. It stands in the
 /// span of the work that panicked.
 pub fn start_logs(options: &LogOptions) {
-    let filter = EnvFilter::try_new(&options.log_filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    // Checked already, when the options were read.
+    let filter = EnvFilter::new(&options.log_filter);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second call, in a test, keeps the first one's subscriber.
     let _ = match options.log_format {

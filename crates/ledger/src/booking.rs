@@ -1,24 +1,29 @@
-//! Booking a placed order: debit receivables, credit sales, and tell that it was posted.
+//! Booking what was ordered and what was paid, and telling that it was posted.
+//!
+//! An order debits the client's receivables and credits sales; a payment debits cash and credits those receivables.
 
 use semel_consumer_kit::{Event, Handler, HandlerError};
 use semel_core::derive::{self, Namespace};
 use semel_core::outbox::{self, NewEvent};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// The consumer's name in `processed_events`, and part of the ids of the events it makes.
 pub const CONSUMER: &str = "ledger";
-/// Routing key of the event that is booked.
-pub const ORDER_PLACED: &str = "order.OrderPlaced";
+/// The event that tells of a placed order.
+pub const ORDER_PLACED: &str = "OrderPlaced";
+/// The event that tells of a payment that succeeded.
+pub const PAYMENT_CREATED: &str = "PaymentCreated";
+/// Routing keys of the events that are booked.
+pub const ROUTING_KEYS: [&str; 2] = ["order.OrderPlaced", "payment.PaymentCreated"];
 /// Aggregate type of the events that the ledger makes.
 pub const AGGREGATE_TYPE: &str = "ledger_transaction";
 /// The event that tells of a booking.
 pub const LEDGER_POSTED: &str = "LedgerPosted";
-
-/// Aggregate type of the orders that are booked, as the ledger keeps it.
-const SOURCE_TYPE: &str = "order";
 
 /// What an order's event tells; fields that the ledger does not need are ignored.
 #[derive(Clone, Debug, Deserialize)]
@@ -33,28 +38,100 @@ pub struct OrderPlaced {
     pub currency: String,
 }
 
-/// Books placed orders.
+/// What a payment's event tells; fields that the ledger does not need are ignored.
+#[derive(Clone, Debug, Deserialize)]
+pub struct PaymentCreated {
+    /// The payment.
+    pub payment_id: Uuid,
+    /// Who paid.
+    pub client_id: String,
+    /// In minor units.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// An amount that goes from one of a client's accounts to another.
 #[derive(Clone, Debug)]
-pub struct BookOrder {
+struct Booking {
+    /// Aggregate type and id of what is booked.
+    source: (&'static str, Uuid),
+    client_id: String,
+    debit: &'static str,
+    credit: &'static str,
+    amount: i64,
+    currency: String,
+}
+
+impl From<OrderPlaced> for Booking {
+    fn from(order: OrderPlaced) -> Self {
+        Self {
+            source: ("order", order.order_id),
+            client_id: order.client_id,
+            debit: "receivables",
+            credit: "sales",
+            amount: order.amount,
+            currency: order.currency,
+        }
+    }
+}
+
+impl From<PaymentCreated> for Booking {
+    fn from(payment: PaymentCreated) -> Self {
+        Self {
+            source: ("payment", payment.payment_id),
+            client_id: payment.client_id,
+            debit: "cash",
+            credit: "receivables",
+            amount: payment.amount,
+            currency: payment.currency,
+        }
+    }
+}
+
+impl Booking {
+    /// Reads what an event of this type has to have booked.
+    fn of(event: &Event<Box<RawValue>>) -> Result<Self, HandlerError> {
+        let booking: Self = match event.event_type.as_deref() {
+            Some(ORDER_PLACED) => read::<OrderPlaced>(&event.payload)?.into(),
+            Some(PAYMENT_CREATED) => read::<PaymentCreated>(&event.payload)?.into(),
+            _ => return Err(HandlerError::permanent("an event of a type that is not booked")),
+        };
+        if booking.amount <= 0 {
+            return Err(HandlerError::permanent("the amount is not positive"));
+        }
+        Ok(booking)
+    }
+}
+
+fn read<T: DeserializeOwned>(payload: &RawValue) -> Result<T, HandlerError> {
+    // The decoder's words may quote the payload, which belongs into no log.
+    serde_json::from_str(payload.get())
+        .map_err(|_| HandlerError::permanent("the payload is not of the shape that its type has"))
+}
+
+/// Books orders and payments.
+#[derive(Clone, Debug)]
+pub struct Book {
     namespace: Namespace,
 }
 
-impl BookOrder {
-    /// Books the orders of this deployment.
+impl Book {
+    /// Books what happens in this deployment.
     #[must_use]
     pub fn new(namespace: Namespace) -> Self {
         Self { namespace }
     }
 
-    fn posted(&self, transaction_id: Uuid, event: &Event<OrderPlaced>) -> NewEvent {
-        let order = &event.payload;
+    fn posted(&self, transaction_id: Uuid, booking: &Booking, event: &Event<Box<RawValue>>) -> NewEvent {
+        let (source_type, source_id) = booking.source;
         let mut payload = Map::new();
         payload.insert("transaction_id".to_owned(), Value::String(transaction_id.to_string()));
-        payload.insert("client_id".to_owned(), Value::String(order.client_id.clone()));
-        payload.insert("source_type".to_owned(), Value::String(SOURCE_TYPE.to_owned()));
-        payload.insert("source_id".to_owned(), Value::String(order.order_id.to_string()));
-        payload.insert("amount".to_owned(), Value::from(order.amount));
-        payload.insert("currency".to_owned(), Value::String(order.currency.clone()));
+        payload.insert("client_id".to_owned(), Value::String(booking.client_id.clone()));
+        payload.insert("source_type".to_owned(), Value::String(source_type.to_owned()));
+        payload.insert("source_id".to_owned(), Value::String(source_id.to_string()));
+        payload.insert("amount".to_owned(), Value::from(booking.amount));
+        payload.insert("currency".to_owned(), Value::String(booking.currency.clone()));
         NewEvent {
             event_id: derive::from_event(&self.namespace, CONSUMER, event.id, LEDGER_POSTED),
             aggregate_type: AGGREGATE_TYPE,
@@ -67,21 +144,20 @@ impl BookOrder {
     }
 }
 
-impl Handler for BookOrder {
-    type Payload = OrderPlaced;
+impl Handler for Book {
+    type Payload = Box<RawValue>;
 
-    async fn handle(&self, tx: &mut PgConnection, event: Event<OrderPlaced>) -> Result<(), HandlerError> {
-        if event.payload.amount <= 0 {
-            return Err(HandlerError::permanent("the order's amount is not positive"));
-        }
-        let transaction_id = post(tx, event.id, &event.payload).await?;
-        outbox::append(tx, &[self.posted(transaction_id, &event)]).await?;
+    async fn handle(&self, tx: &mut PgConnection, event: Event<Box<RawValue>>) -> Result<(), HandlerError> {
+        let booking = Booking::of(&event)?;
+        let transaction_id = post(tx, event.id, &booking).await?;
+        outbox::append(tx, &[self.posted(transaction_id, &booking, &event)]).await?;
         Ok(())
     }
 }
 
 /// Writes the transaction and its two entries.
-async fn post(tx: &mut PgConnection, event_id: Uuid, order: &OrderPlaced) -> Result<Uuid, sqlx::Error> {
+async fn post(tx: &mut PgConnection, event_id: Uuid, booking: &Booking) -> Result<Uuid, sqlx::Error> {
+    let (source_type, source_id) = booking.source;
     sqlx::query_scalar!(
         r#"-- ledger_post
         WITH booked AS (
@@ -91,15 +167,17 @@ async fn post(tx: &mut PgConnection, event_id: Uuid, order: &OrderPlaced) -> Res
         ), entered AS (
             INSERT INTO ledger_entries (transaction_id, account, currency, amount)
             SELECT transaction_id, account, $5, amount
-            FROM booked, (VALUES ('receivables', $6::BIGINT), ('sales', -$6::BIGINT)) AS entries (account, amount)
+            FROM booked, (VALUES ($6, $8::BIGINT), ($7, -$8::BIGINT)) AS entries (account, amount)
         )
         SELECT transaction_id AS "transaction_id!" FROM booked"#,
         event_id,
-        order.client_id,
-        SOURCE_TYPE,
-        order.order_id.to_string(),
-        order.currency,
-        order.amount
+        booking.client_id,
+        source_type,
+        source_id.to_string(),
+        booking.currency,
+        booking.debit,
+        booking.credit,
+        booking.amount
     )
     .fetch_one(tx)
     .await

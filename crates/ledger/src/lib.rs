@@ -1,10 +1,10 @@
-//! The ledger: every placed order is booked exactly once, however often its event is delivered.
+//! The ledger: every placed order and every payment is booked exactly once, however often its event is delivered.
 //!
 //! A booking, the record that its event was processed, and the event `LedgerPosted` that tells of it commit together, in
 //! the ledger's own database. Every transaction's entries sum to zero per currency, which the database enforces. A crash
 //! at any point leaves either all of that or none, and the message unacknowledged.
 //!
-//! An order that cannot be booked (an amount that is not positive, a currency that is none) goes to the dead letters of
+//! What cannot be booked (an amount that is not positive, a currency that is none) goes to the dead letters of
 //! its queue. It publishes nothing itself: a relay on the ledger's database does.
 
 mod booking;
@@ -18,7 +18,10 @@ use semel_core::daemon::Daemon;
 use semel_core::{database, telemetry};
 use sqlx::PgPool;
 
-pub use booking::{AGGREGATE_TYPE, BookOrder, CONSUMER, LEDGER_POSTED, ORDER_PLACED, OrderPlaced};
+pub use booking::{
+    AGGREGATE_TYPE, Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, OrderPlaced, PAYMENT_CREATED, PaymentCreated,
+    ROUTING_KEYS,
+};
 pub use options::{Config, Options, TopologyMode};
 pub use schema::{LEDGER, SETS};
 
@@ -41,7 +44,7 @@ pub async fn run(options: Options) -> Result<(), Failure> {
     // One connection beside those of the messages, for the look at the schema.
     let pool = database::pool(&config.database, "semel-ledger", u32::from(config.concurrency) + 1);
     if options.process.check {
-        consumer(&config, &pool).build(BookOrder::new(config.namespace))?;
+        consumer(&config, &pool).build(Book::new(config.namespace))?;
         return Ok(());
     }
     let daemon = Daemon::start("semel-ledger", env!("CARGO_PKG_VERSION"), &options.process).await?;
@@ -51,8 +54,7 @@ pub async fn run(options: Options) -> Result<(), Failure> {
         Err(database::Unusable::Stopped) => Ok(()),
         Err(error) => Err(error.into()),
     };
-    daemon.finish().await;
-    pool.close().await;
+    daemon.finish(&[&pool]).await;
     result
 }
 
@@ -74,7 +76,7 @@ async fn consume(config: &Config, pool: &PgPool, daemon: &Daemon) -> Result<(), 
             Readiness::Ready => health.ready(),
             Readiness::NotReady(reason) => health.not_ready(reason),
         })
-        .build(BookOrder::new(config.namespace.clone()))?;
+        .build(Book::new(config.namespace.clone()))?;
     let life = daemon.life.clone();
     let consuming = daemon.life.spawn(async move { consumer.run(&life).await });
     tokio::select! {

@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
+use semel_core::database;
 use semel_core::derive::{self, Namespace};
-use semel_core::idempotency::engine::Operation;
+use semel_core::idempotency::engine::{Begun, Operation};
 use semel_core::idempotency::store::{self, NewKey};
 use semel_core::idempotency::{ClientId, Command, InvalidCommand, Scope, StoredResponse};
 use semel_core::outbox::NewEvent;
@@ -14,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
-use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// The aggregate type of an order's events.
@@ -124,25 +124,6 @@ impl Operation for PlaceOrder {
         derive::from_key(&self.namespace, scope, "order")
     }
 
-    fn response(&self, resource_id: Uuid, command: &CreateOrder) -> StoredResponse {
-        let order = Order {
-            id: resource_id,
-            status: "placed".to_owned(),
-            reference: command.reference.clone(),
-            amount: command.amount,
-            currency: command.currency.clone(),
-        };
-        StoredResponse {
-            code: 201,
-            headers: vec![
-                ("content-type".to_owned(), "application/json".to_owned()),
-                ("location".to_owned(), format!("/v1/orders/{resource_id}")),
-            ],
-            // A struct of strings and numbers cannot fail to be written.
-            body: serde_json::to_vec(&order).unwrap_or_default(),
-        }
-    }
-
     async fn earlier_outcome(
         &self,
         connection: &mut PgConnection,
@@ -159,16 +140,16 @@ impl Operation for PlaceOrder {
         .await
     }
 
-    async fn execute(
+    async fn begin(
         &self,
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &CreateOrder,
-        response: &StoredResponse,
         retention: Duration,
-    ) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+    ) -> Result<Option<Begun>, sqlx::Error> {
         let event = self.event(key, command);
-        sqlx::query_scalar!(
+        let response = response(key.resource_id, command);
+        let written = sqlx::query_scalar!(
             r#"-- orders_place
             WITH key AS (
                 -- First and gating: a concurrent duplicate waits here, and then writes nothing at all.
@@ -201,7 +182,7 @@ impl Operation for PlaceOrder {
             key.resource_id,
             key.request.id,
             key.request.trace_context,
-            store::code(response),
+            store::code(&response),
             Json(&response.headers) as _,
             response.body,
             store::interval(retention),
@@ -215,11 +196,32 @@ impl Operation for PlaceOrder {
             event.stored_headers()
         )
         .fetch_optional(connection)
-        .await
+        .await?;
+        Ok(written.map(|expires_at| Begun::Completed { response, expires_at }))
     }
 
     fn lifetime_constraints(&self) -> &'static [&'static str] {
         &["orders_pkey", "orders_idempotency_key_once"]
+    }
+}
+
+/// Returns the response that is stored and sent once the order is placed.
+fn response(resource_id: Uuid, command: &CreateOrder) -> StoredResponse {
+    let order = Order {
+        id: resource_id,
+        status: "placed".to_owned(),
+        reference: command.reference.clone(),
+        amount: command.amount,
+        currency: command.currency.clone(),
+    };
+    StoredResponse {
+        code: 201,
+        headers: vec![
+            ("content-type".to_owned(), "application/json".to_owned()),
+            ("location".to_owned(), format!("/v1/orders/{resource_id}")),
+        ],
+        // A struct of strings and numbers cannot fail to be written.
+        body: serde_json::to_vec(&order).unwrap_or_default(),
     }
 }
 
@@ -229,15 +231,16 @@ impl Operation for PlaceOrder {
 ///
 /// When the database fails.
 pub async fn find(pool: &PgPool, client: &ClientId, order_id: Uuid) -> Result<Option<Order>, sqlx::Error> {
-    sqlx::query_as!(
+    database::call(pool, async |connection| {
+sqlx::query_as!(
         Order,
         "-- orders_find
         SELECT order_id AS id, status, reference, amount, currency FROM orders WHERE client_id = $1 AND order_id = $2",
         client.as_str(),
         order_id
     )
-    .fetch_optional(pool)
-    .await
+    .fetch_optional(connection).await })
+.await
 }
 
 #[cfg(test)]

@@ -5,6 +5,6 @@ use sqlx::migrate::Migrator;
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations/payments");
 
-/// Orders.
+/// Orders, payments, and what the provider said.
 pub static PAYMENTS: MigrationSet =
-    MigrationSet { name: "payments", version: 1, compatible_from: 1, migrations: &MIGRATIONS };
+    MigrationSet { name: "payments", version: 2, compatible_from: 1, migrations: &MIGRATIONS };

@@ -1,12 +1,22 @@
-//! The reaper: deletes completed idempotency keys past their retention, oldest first, in bounded batches, and reports the
-//! database's gauges.
+//! The reaper: keeps one database from filling up and its payments from being stuck.
 //!
-//! It never deletes a key in progress, whatever its age, and never waits for a row that somebody has locked. A crash loses
-//! nothing: the next pass finds the same rows.
+//! * [`Reaper`] deletes completed idempotency keys past their retention, [`retention`] what else is past its own.
+//! * [`recovery`] drives payments on whose owner is gone; [`audit`] looks for charges that no payment accounts for. Both
+//!   only where a provider is given.
+//! * It reports the database's gauges.
+//! * The subcommand `keys` is for payments that wait for a person.
+//!
+//! Each is a loop of its own. None deletes a key in progress, whatever its age, or waits for a row that somebody has locked.
+//! A crash loses nothing: the next pass finds the same rows.
 
+pub mod audit;
 pub mod failpoints;
+mod health;
+mod keys;
 pub mod metrics;
 mod options;
+pub mod recovery;
+pub mod retention;
 
 use std::error::Error;
 use std::time::Duration;
@@ -17,15 +27,28 @@ use semel_core::disposition::chain;
 use semel_core::idempotency::store;
 use semel_core::lifecycle::{Pace, Pass, Work, drive};
 use semel_core::sampler::{Sampler, Scope};
-use semel_core::schema::{self, ENGINE};
+use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{database, failpoint, telemetry};
+use semel_payments::payments::create::MakePayment;
+use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::schema::PAYMENTS;
 use sqlx::PgPool;
+use tokio::task::JoinSet;
 
-pub use options::{Config, Options};
+pub use options::{Config, Options, Payments, Settling};
 
+use audit::Audit;
+use health::Telling;
 use options::Command;
+use recovery::Recovery;
+use retention::{Kept, Retention};
 
-/// Deletes what is past its retention.
+const NAME: &str = "semel-reaper";
+
+/// Connections for what is always done, and beside them for payments that are driven on.
+const CONNECTIONS: (u32, u32) = (4, 8);
+
+/// Deletes completed keys past their retention.
 #[derive(Debug)]
 pub struct Reaper {
     pool: PgPool,
@@ -58,49 +81,118 @@ impl Work for Reaper {
     }
 }
 
-/// Runs the reaper until it is asked to stop.
+/// Runs the reaper until it is asked to stop, or the subcommand that was given.
 ///
 /// # Errors
 ///
 /// When the configuration cannot be used, or the database refuses for good.
 pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     telemetry::start_logs(&options.process.logs);
-    if let Some(Command::Migrate) = options.command {
-        schema::migrate(&options.database.url()?, &[&ENGINE]).await?;
-        return Ok(());
+    match &options.command {
+        Some(Command::Migrate) => {
+            return Ok(schema::migrate(&options.database.url()?, &[&ENGINE]).await?);
+        }
+        Some(Command::Keys(command)) => return keys::run(&command.action, &options).await,
+        None => {}
     }
     let config = options.config()?;
     if options.process.check {
         return Ok(());
     }
-    let daemon = Daemon::start("semel-reaper", env!("CARGO_PKG_VERSION"), &options.process).await?;
+    let daemon = Daemon::start(NAME, env!("CARGO_PKG_VERSION"), &options.process).await?;
     metrics::describe();
-    let pool = database::pool(&config.database, "semel-reaper", 3);
-    let result = match database::wait_until_usable(&pool, &config.database, &[&ENGINE], &daemon.life).await {
-        Ok(()) => reap(&config, &daemon, &pool).await,
+    let (sets, connections): (&[&MigrationSet], _) = match &config.payments {
+        Some(_) => (&[&ENGINE, &PAYMENTS], CONNECTIONS.0 + CONNECTIONS.1),
+        None => (&[&ENGINE], CONNECTIONS.0),
+    };
+    let pool = database::pool(&config.database, NAME, connections);
+    daemon.report_pool(&pool);
+    let result = match database::wait_until_usable(&pool, &config.database, sets, &daemon.life).await {
+        Ok(()) => work(&config, &daemon, &pool).await,
         Err(database::Unusable::Stopped) => Ok(()),
         Err(error) => Err(error.into()),
     };
-    daemon.finish().await;
-    pool.close().await;
+    daemon.life.stop();
+    daemon.finish(&[&pool]).await;
     result
 }
 
-async fn reap(config: &Config, daemon: &Daemon, pool: &PgPool) -> Result<(), Box<dyn Error + Send + Sync>> {
+/// Starts every loop, and waits for the stop or for the first of them that cannot go on.
+async fn work(config: &Config, daemon: &Daemon, pool: &PgPool) -> Result<(), Box<dyn Error + Send + Sync>> {
     daemon.health.ready();
-    let (life, sampled) = (daemon.life.clone(), pool.clone());
+    sample(daemon, pool);
+    let mut loops = Loops { daemon, period: config.period, running: JoinSet::new() };
+    let reaper = Reaper::new(pool.clone(), config.batch);
+    let (health, life) = (daemon.health.clone(), daemon.life.clone());
+    loops.start("keys", Telling { work: reaper, health, life });
+    for (kept, age) in [
+        (Kept::PublishedEvents, config.events),
+        (Kept::ProcessedEvents, config.processed),
+        (Kept::ProviderAnswers, config.evidence),
+        (Kept::OperatorActions, config.actions),
+    ] {
+        loops.start(kept.label(), Retention::new(pool.clone(), kept, age, config.batch));
+    }
+    if let Some(payments) = &config.payments {
+        start_payments(&mut loops, payments, pool)?;
+    } else {
+        tracing::info!("without --provider-url no payment is recovered or audited");
+    }
+    loops.end().await
+}
+
+fn start_payments(
+    loops: &mut Loops<'_>,
+    payments: &Payments,
+    pool: &PgPool,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    metrics::describe_provider();
+    let provider = GrpcProvider::new(&payments.provider.url, payments.provider.dedup)?;
+    tracing::info!(provider = payments.provider.url, "recovers payments");
+    let settling = payments.settling.clone();
+    let operation = MakePayment::new(settling.namespace, provider.clone(), settling.problems)
+        .with_window(payments.provider.send_window);
+    loops.start("recovery", Recovery::new(pool.clone(), operation, settling.key_retention));
+    if let Some(look_back) = payments.audit_look_back {
+        loops.start("audit", Audit::new(pool.clone(), provider, payments.audit_period, look_back));
+    }
+    Ok(())
+}
+
+/// Reports the database's gauges until the stop. Nothing depends on them, so their end ends nothing.
+fn sample(daemon: &Daemon, pool: &PgPool) {
+    let (life, pool) = (daemon.life.clone(), pool.clone());
     daemon.life.spawn(async move {
         let period = Duration::from_secs(5);
         let pace = Pace { shortest: period, longest: period, wake: None, heartbeat: None };
-        if let Err(error) =
-            drive("gauges", &mut Sampler::new(sampled, Scope::OutboxAndKeys), &pace, &life).await
+        if let Err(error) = drive("gauges", &mut Sampler::new(pool, Scope::OutboxAndKeys), &pace, &life).await
         {
             tracing::warn!("the gauges of the database are gone: {}", chain(&error));
         }
     });
-    let heartbeat = Some(daemon.health.watch("reaper"));
-    let pace = Pace { shortest: config.period, longest: config.period, wake: None, heartbeat };
-    let (life, mut reaper) = (daemon.life.clone(), Reaper::new(pool.clone(), config.batch));
-    let driven = daemon.life.spawn(async move { drive("reaper", &mut reaper, &pace, &life).await }).await;
-    Ok(driven??)
+}
+
+/// The loops that run.
+struct Loops<'a> {
+    daemon: &'a Daemon,
+    period: Duration,
+    running: JoinSet<Result<(), Box<dyn Error + Send + Sync>>>,
+}
+
+impl Loops<'_> {
+    fn start<W: Work + 'static>(&mut self, name: &'static str, mut work: W) {
+        let heartbeat = Some(self.daemon.health.watch(name));
+        let pace = Pace { shortest: self.period, longest: self.period, wake: None, heartbeat };
+        let life = self.daemon.life.clone();
+        let driven = self.daemon.life.spawn(async move { drive(name, &mut work, &pace, &life).await });
+        self.running.spawn(async move { Ok(driven.await??) });
+    }
+
+    /// Waits until all have ended, after the stop, or one cannot go on.
+    async fn end(mut self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        while let Some(ended) = self.running.join_next().await {
+            ended??;
+        }
+        Ok(())
+    }
 }

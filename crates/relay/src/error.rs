@@ -20,6 +20,12 @@ pub enum RelayError {
     /// The broker failed; no event is to blame.
     #[error("the broker is away")]
     Broker(#[source] semel_broker::Error),
+    /// The exchange is not there, and is not this relay's to make.
+    #[error("the exchange {0:?} does not exist: declare it, or set --topology declare")]
+    NoExchange(String),
+    /// A part of the relay has panicked; the log says where.
+    #[error("a part of the relay has panicked")]
+    Panicked,
     /// The broker has raised an alarm and takes nothing.
     #[error("the broker is blocked by an alarm and takes no messages")]
     Blocked,
@@ -39,7 +45,8 @@ impl Disposed for RelayError {
                 semel_broker::Disposition::Retry => Disposition::Retry,
                 semel_broker::Disposition::Fatal => Disposition::Fail,
             },
-            Self::Recovering | Self::Blocked => Disposition::Retry,
+            Self::Panicked => Disposition::Fail,
+            Self::Recovering | Self::Blocked | Self::NoExchange(_) => Disposition::Retry,
         }
     }
 }

@@ -20,14 +20,16 @@ use std::time::Duration;
 
 use semel_core::daemon::Daemon;
 use semel_core::disposition::chain;
-use semel_core::lifecycle::{Pace, drive};
+use semel_core::lifecycle::{Lifecycle, Pace, drive};
 use semel_core::sampler::{Sampler, Scope};
 use semel_core::schema::{self, ENGINE};
 use semel_core::{database, telemetry};
 
+use tokio::sync::mpsc::Sender;
+
 pub use error::RelayError;
 pub use options::{Config, Options, TopologyMode};
-pub use prober::{Prober, Shared};
+pub use prober::{Broker, Prober, Shared};
 pub use worker::Worker;
 
 use options::Command;
@@ -51,13 +53,13 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     metrics::describe();
     // For the gauges; prober and workers have connections of their own.
     let pool = database::pool(&config.database, "semel-relay", 2);
+    daemon.report_pool(&pool);
     let result = match database::wait_until_usable(&pool, &config.database, &[&ENGINE], &daemon.life).await {
         Ok(()) => relay(&config, &daemon, pool.clone()).await,
         Err(database::Unusable::Stopped) => Ok(()),
         Err(error) => Err(error.into()),
     };
-    daemon.finish().await;
-    pool.close().await;
+    daemon.finish(&[&pool]).await;
     result
 }
 
@@ -68,7 +70,6 @@ async fn relay(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let shared = Shared::new(daemon.health.clone(), config.workers);
     let (failed, mut failure) = tokio::sync::mpsc::channel::<RelayError>(1);
-    let mut tasks = Vec::new();
     for number in 0..config.workers {
         let mut worker = Worker::new(config.clone(), shared.clone(), number);
         let pace = Pace {
@@ -77,14 +78,13 @@ async fn relay(
             wake: Some(shared.wake_of(number)),
             heartbeat: Some(daemon.health.watch("worker")),
         };
-        let (life, failed) = (daemon.life.clone(), failed.clone());
-        tasks.push(daemon.life.spawn(async move {
-            if let Err(error) = drive("relay worker", &mut worker, &pace, &life).await {
-                let _ = failed.try_send(error);
-                life.stop();
+        let alarm = Alarm { life: daemon.life.clone(), failed: failed.clone() };
+        daemon.life.spawn(async move {
+            if let Err(error) = drive("relay worker", &mut worker, &pace, &alarm.life).await {
+                alarm.raise(error);
             }
             worker.close().await;
-        }));
+        });
     }
     let mut prober = Prober::new(config.clone(), shared.clone());
     let pace = Pace {
@@ -93,33 +93,46 @@ async fn relay(
         wake: Some(shared.progress()),
         heartbeat: Some(daemon.health.watch("prober")),
     };
-    let life = daemon.life.clone();
-    let probe_failed = failed.clone();
-    tasks.push(daemon.life.spawn(async move {
-        if let Err(error) = drive("relay prober", &mut prober, &pace, &life).await {
-            let _ = probe_failed.try_send(error);
-            life.stop();
+    let alarm = Alarm { life: daemon.life.clone(), failed };
+    daemon.life.spawn(async move {
+        if let Err(error) = drive("relay prober", &mut prober, &pace, &alarm.life).await {
+            alarm.raise(error);
         }
-    }));
+    });
     let life = daemon.life.clone();
-    tasks.push(daemon.life.spawn(async move {
-        let pace = Pace {
-            shortest: Duration::from_secs(5),
-            longest: Duration::from_secs(5),
-            wake: None,
-            heartbeat: None,
-        };
+    daemon.life.spawn(async move {
+        let period = Duration::from_secs(5);
+        let pace = Pace { shortest: period, longest: period, wake: None, heartbeat: None };
         if let Err(error) = drive("outbox gauges", &mut Sampler::new(pool, Scope::Outbox), &pace, &life).await
         {
             tracing::warn!("the gauges of the outbox are gone: {}", chain(&error));
         }
-    }));
-    drop(failed);
+    });
     daemon.life.stopping().await;
-    daemon.health.not_ready("stopping");
     // The grace bounds the wait for the tasks, in `Daemon::finish`.
     match failure.try_recv() {
         Ok(error) => Err(error.into()),
         Err(_) => Ok(()),
+    }
+}
+
+/// Ends the process when a part of it fails for good, or panics: without it the rest would stand idle and look well.
+struct Alarm {
+    life: Lifecycle,
+    failed: Sender<RelayError>,
+}
+
+impl Alarm {
+    fn raise(&self, error: RelayError) {
+        let _ = self.failed.try_send(error);
+        self.life.stop();
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.raise(RelayError::Panicked);
+        }
     }
 }

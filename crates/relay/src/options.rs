@@ -10,7 +10,7 @@ use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
 
 /// Drains the outbox of one database to RabbitMQ: at least once, in order per aggregate, beside any number of others.
 #[derive(Parser)]
-#[command(name = "semel-relay", version, about, long_about = None)]
+#[command(name = "semel-relay", version)]
 pub struct Options {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -52,8 +52,9 @@ pub(crate) enum Command {
 pub enum TopologyMode {
     /// Make it where it is missing.
     Declare,
-    /// Nothing.
-    Off,
+    /// Make nothing, but check that it is there: publishing to one that is not costs the whole wave its confirms.
+    #[value(alias = "off")]
+    Verify,
 }
 
 /// A configuration that can be used.

@@ -1,13 +1,13 @@
 //! One prober per process finds the lanes that have work, and wakes the workers.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::gauge;
 use semel_core::admin::Health;
-use semel_core::database;
+use semel_core::database::{self, CALL_LIMIT, within};
 use semel_core::lifecycle::{Pass, Work};
 use semel_core::outbox::drain;
 use sqlx::PgConnection;
@@ -32,13 +32,36 @@ struct Inner {
     lanes: Mutex<Lanes>,
     workers: Vec<Seat>,
     progress: Arc<Notify>,
+    /// Whether the database does not answer the prober.
+    database_away: AtomicBool,
+    lanes_held: AtomicUsize,
+    /// When a batch was last marked, in milliseconds since 1970; 0 before the first.
+    last_progress: AtomicU64,
+}
+
+/// How a worker finds the broker.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Broker {
+    /// It has no connection that can be used.
+    #[default]
+    Away,
+    /// An alarm blocks it.
+    Blocked,
+    /// It takes messages.
+    Up,
 }
 
 /// A worker as the others see it.
 #[derive(Debug, Default)]
 struct Seat {
     wake: Arc<Notify>,
-    has_broker: AtomicBool,
+    broker: Mutex<Broker>,
+}
+
+impl Seat {
+    fn broker(&self) -> MutexGuard<'_, Broker> {
+        self.broker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -54,8 +77,16 @@ impl Shared {
     pub fn new(health: Health, workers: u16) -> Self {
         health.not_ready("waiting for the broker");
         let workers = (0..workers).map(|_| Seat::default()).collect();
-        let progress = Arc::new(Notify::new());
-        Self { inner: Arc::new(Inner { health, lanes: Mutex::default(), workers, progress }) }
+        let inner = Inner {
+            health,
+            lanes: Mutex::default(),
+            workers,
+            progress: Arc::default(),
+            database_away: AtomicBool::default(),
+            lanes_held: AtomicUsize::default(),
+            last_progress: AtomicU64::default(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// What wakes a worker.
@@ -84,22 +115,60 @@ impl Shared {
         known.waiting.retain(|lane| !lanes.contains(lane));
     }
 
-    /// Notes whether a worker has the broker. Without any, the process is not ready and does not poll.
-    pub fn broker(&self, worker: u16, has_broker: bool) {
-        let seat = &self.inner.workers[usize::from(worker)];
-        if seat.has_broker.swap(has_broker, Ordering::Relaxed) != has_broker {
-            if self.has_broker() {
-                self.inner.health.ready();
-                self.inner.progress.notify_one();
-            } else {
-                self.inner.health.not_ready("waiting for the broker");
-            }
+    /// Notes how a worker finds the broker. While none finds it up, the process is not ready and does not poll.
+    pub fn broker(&self, worker: u16, broker: Broker) {
+        let before = std::mem::replace(&mut *self.inner.workers[usize::from(worker)].broker(), broker);
+        if before != broker {
+            self.tell_health();
+            self.inner.progress.notify_one();
         }
-        gauge!(names::BROKER_UP).set(if self.has_broker() { 1.0 } else { 0.0 });
     }
 
-    fn has_broker(&self) -> bool {
-        self.inner.workers.iter().any(|seat| seat.has_broker.load(Ordering::Relaxed))
+    /// Notes whether the database answers the prober.
+    fn database(&self, is_away: bool) {
+        if self.inner.database_away.swap(is_away, Ordering::Relaxed) != is_away {
+            self.tell_health();
+        }
+    }
+
+    fn tell_health(&self) {
+        if !self.any(Broker::Up) {
+            self.inner.health.not_ready("waiting for the broker");
+        } else if self.inner.database_away.load(Ordering::Relaxed) {
+            self.inner.health.not_ready("waiting for the database");
+        } else {
+            self.inner.health.ready();
+        }
+    }
+
+    /// Counts lanes as held until the guard is dropped.
+    #[must_use]
+    pub fn hold(&self, lanes: usize) -> LanesHeld {
+        self.inner.lanes_held.fetch_add(lanes, Ordering::Relaxed);
+        LanesHeld { shared: self.clone(), lanes }
+    }
+
+    /// Notes that a batch was marked.
+    pub fn progressed(&self) {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        self.inner.last_progress.store(now, Ordering::Relaxed);
+    }
+
+    /// Sets the gauges, each turn anew: one that nobody refreshes disappears.
+    #[expect(clippy::cast_precision_loss, reason = "64 lanes, and milliseconds below 2^53")]
+    fn report(&self) {
+        gauge!(names::BROKER_UP).set(if self.any(Broker::Up) { 1.0 } else { 0.0 });
+        gauge!(names::BROKER_BLOCKED).set(if self.any(Broker::Blocked) { 1.0 } else { 0.0 });
+        gauge!(names::LANES_HELD).set(self.inner.lanes_held.load(Ordering::Relaxed) as f64);
+        let last_progress = self.inner.last_progress.load(Ordering::Relaxed);
+        if last_progress > 0 {
+            gauge!(names::LAST_PROGRESS).set(last_progress as f64 / 1000.0);
+        }
+    }
+
+    fn any(&self, broker: Broker) -> bool {
+        self.inner.workers.iter().any(|seat| *seat.broker() == broker)
     }
 
     fn offer(&self, heads: &[drain::LaneHead]) -> bool {
@@ -118,8 +187,21 @@ impl Shared {
         any
     }
 
-    fn lanes(&self) -> std::sync::MutexGuard<'_, Lanes> {
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
         self.inner.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Lanes that count as held.
+#[derive(Debug)]
+pub struct LanesHeld {
+    shared: Shared,
+    lanes: usize,
+}
+
+impl Drop for LanesHeld {
+    fn drop(&mut self) {
+        self.shared.inner.lanes_held.fetch_sub(self.lanes, Ordering::Relaxed);
     }
 }
 
@@ -137,15 +219,8 @@ impl Prober {
     pub fn new(config: Config, shared: Shared) -> Self {
         Self { config, shared, connection: None }
     }
-}
 
-impl Work for Prober {
-    type Error = RelayError;
-
-    async fn run_once(&mut self) -> Result<Pass, RelayError> {
-        if !self.shared.has_broker() {
-            return Ok(Pass::Idle);
-        }
+    async fn probe(&mut self) -> Result<Vec<drain::LaneHead>, RelayError> {
         // Taken out, so that a connection that failed is not used again.
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
@@ -153,10 +228,24 @@ impl Work for Prober {
                 .await
                 .map_err(RelayError::database("connecting to the database"))?,
         };
-        let heads = drain::probe(&mut connection)
+        let heads = within(CALL_LIMIT, drain::probe(&mut connection))
             .await
             .map_err(RelayError::database("looking for lanes that have work"))?;
         self.connection = Some(connection);
-        Ok(if self.shared.offer(&heads) { Pass::Worked } else { Pass::Idle })
+        Ok(heads)
+    }
+}
+
+impl Work for Prober {
+    type Error = RelayError;
+
+    async fn run_once(&mut self) -> Result<Pass, RelayError> {
+        self.shared.report();
+        if !self.shared.any(Broker::Up) {
+            return Ok(Pass::Idle);
+        }
+        let probed = self.probe().await;
+        self.shared.database(probed.is_err());
+        Ok(if self.shared.offer(&probed?) { Pass::Worked } else { Pass::Idle })
     }
 }

@@ -6,13 +6,14 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use metrics::{counter, gauge, histogram};
+use metrics::{counter, histogram};
 use semel_broker::{
     Connection as BrokerConnection, Envelope, Message, Outcome, Outgoing, Publisher, topology,
 };
+use semel_core::database::{self, CALL_LIMIT, within};
+use semel_core::failpoint;
 use semel_core::lifecycle::{Pass, Work};
 use semel_core::outbox::drain::{self, PendingEvent};
-use semel_core::{database, failpoint};
 use sqlx::{Connection as _, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -22,7 +23,7 @@ use crate::error::RelayError;
 use crate::failpoints;
 use crate::metrics as names;
 use crate::options::{Config, TopologyMode};
-use crate::prober::Shared;
+use crate::prober::{Broker, Shared};
 use crate::waves::{Fate, Waves};
 
 /// Most events of one wave: a channel is used fully by some hundred.
@@ -56,7 +57,7 @@ impl Worker {
 
     /// Closes its connections.
     pub async fn close(mut self) {
-        self.shared.broker(self.number, false);
+        self.shared.broker(self.number, Broker::Away);
         if let Some(publisher) = self.publisher.take() {
             publisher.close().await;
         }
@@ -69,18 +70,29 @@ impl Worker {
         if let Some(publisher) = self.publisher.take().filter(Publisher::is_usable) {
             return Ok(publisher);
         }
-        self.shared.broker(self.number, false);
+        self.shared.broker(self.number, Broker::Away);
         let name = format!("semel-relay {}", self.number);
-        if self.config.topology == TopologyMode::Declare {
-            let connection =
-                BrokerConnection::open(&self.config.broker, &name).await.map_err(RelayError::Broker)?;
-            let declared = topology::declare_exchange(&connection, &self.config.exchange).await;
-            connection.close().await;
-            declared.map_err(RelayError::Broker)?;
-        }
+        let connection =
+            BrokerConnection::open(&self.config.broker, &name).await.map_err(RelayError::Broker)?;
+        let there = self.exchange(&connection).await;
+        connection.close().await;
+        there?;
         let publisher = Publisher::open(&self.config.broker, &name).await.map_err(RelayError::Broker)?;
-        self.shared.broker(self.number, true);
+        self.shared.broker(self.number, Broker::Up);
         Ok(publisher.with_confirm_limit(self.config.confirm_limit))
+    }
+
+    /// Makes the exchange, or checks that it is there.
+    async fn exchange(&self, connection: &BrokerConnection) -> Result<(), RelayError> {
+        let name = &self.config.exchange;
+        if self.config.topology == TopologyMode::Declare {
+            return topology::declare_exchange(connection, name).await.map_err(RelayError::Broker);
+        }
+        if topology::exchange_exists(connection, name).await.map_err(RelayError::Broker)? {
+            Ok(())
+        } else {
+            Err(RelayError::NoExchange(name.clone()))
+        }
     }
 
     async fn database(&mut self) -> Result<PgConnection, RelayError> {
@@ -90,10 +102,28 @@ impl Worker {
         let mut database = database::connect(&self.config.database, "semel-relay worker")
             .await
             .map_err(RelayError::database("connecting to the database"))?;
-        let recovering = drain::is_in_recovery(&mut database)
+        let recovering = within(CALL_LIMIT, drain::is_in_recovery(&mut database))
             .await
             .map_err(RelayError::database("asking whether the database is in recovery"))?;
         if recovering { Err(RelayError::Recovering) } else { Ok(database) }
+    }
+
+    /// Runs one batch in a transaction of its own.
+    async fn pass(&mut self, waiting: &[i16], publisher: &mut Publisher) -> Result<Pass, RelayError> {
+        // Taken out, so that a connection that failed is dropped: that frees its lanes.
+        let mut database = self.database().await?;
+        let mut tx =
+            within(CALL_LIMIT, database.begin()).await.map_err(RelayError::database("beginning a batch"))?;
+        let batch = self.batch(&mut tx, waiting, publisher).await?;
+        within(CALL_LIMIT, tx.commit()).await.map_err(RelayError::database("committing a batch"))?;
+        self.database = Some(database);
+        if let Some(error) = batch.broken {
+            return Err(RelayError::Broker(error));
+        }
+        if batch.pass != Pass::Idle {
+            self.shared.progress().notify_one();
+        }
+        Ok(batch.pass)
     }
 
     /// Takes lanes, publishes what they hold and marks what is safe, inside the transaction that holds them.
@@ -105,33 +135,36 @@ impl Worker {
     ) -> Result<Batch, RelayError> {
         let claimed = Instant::now();
         let share = waiting.len().div_ceil(usize::from(self.config.workers));
-        let lanes = drain::take_lanes(tx, waiting, i64::try_from(share).unwrap_or(1))
+        let lanes = within(CALL_LIMIT, drain::take_lanes(tx, waiting, i64::try_from(share).unwrap_or(1)))
             .await
             .map_err(RelayError::database("taking lanes"))?;
         let Some(count) = i64::try_from(lanes.len()).ok().filter(|&count| count > 0) else {
             return Ok(Batch { pass: Pass::Idle, broken: None });
         };
-        let _held = LanesHeld::new(lanes.len());
+        let _held = self.shared.hold(lanes.len());
         let per_lane = (i64::from(self.config.batch) / count).max(1);
-        let events = drain::read(tx, &lanes, per_lane, i64::from(self.config.batch_bytes) / count)
-            .await
-            .map_err(RelayError::database("reading lanes"))?;
+        let events =
+            within(CALL_LIMIT, drain::read(tx, &lanes, per_lane, i64::from(self.config.batch_bytes) / count))
+                .await
+                .map_err(RelayError::database("reading lanes"))?;
         histogram!(names::CLAIM).record(claimed.elapsed().as_secs_f64());
         failpoint!(failpoints::AFTER_TAKE);
         let read = events.len();
-        histogram!(names::BATCH).record(u32::try_from(read).unwrap_or(u32::MAX));
+        if read > 0 {
+            histogram!(names::BATCH).record(u32::try_from(read).unwrap_or(u32::MAX));
+        }
 
         let sent = self.publish(publisher, events).await;
         let mut pass = Pass::Idle;
         if !sent.confirmed.is_empty() {
-            let latencies = drain::mark(tx, &sent.confirmed)
+            let latencies = within(CALL_LIMIT, drain::mark(tx, &sent.confirmed))
                 .await
                 .map_err(RelayError::database("marking confirmed events"))?;
             counter!(names::PUBLISHED).increment(latencies.len() as u64);
             for latency in latencies {
                 histogram!(names::LATENCY).record(latency);
             }
-            gauge!(names::LAST_PROGRESS).set(unix_seconds());
+            self.shared.progressed();
             let full = i64::try_from(read).is_ok_and(|read| read >= per_lane);
             pass = if full { Pass::Full } else { Pass::Worked };
         }
@@ -207,37 +240,24 @@ impl Work for Worker {
     type Error = RelayError;
 
     async fn run_once(&mut self) -> Result<Pass, RelayError> {
-        // Both first: while one of them is away no lane is held. Each is taken out, so that one that fails is dropped: the
-        // database connection frees its lanes by that.
+        // Both first: while one of them is away no lane is held.
         let mut publisher = self.publisher().await?;
-        gauge!(names::BROKER_BLOCKED).set(if publisher.is_blocked() { 1.0 } else { 0.0 });
         if publisher.is_blocked() {
             self.publisher = Some(publisher);
-            self.shared.broker(self.number, false);
+            self.shared.broker(self.number, Broker::Blocked);
             return Err(RelayError::Blocked);
         }
-        self.shared.broker(self.number, true);
+        self.shared.broker(self.number, Broker::Up);
         let waiting = self.shared.waiting();
-        if waiting.is_empty() {
+        let pass =
+            if waiting.is_empty() { Ok(Pass::Idle) } else { self.pass(&waiting, &mut publisher).await };
+        if publisher.is_usable() {
+            // Whatever became of the database, this connection is good.
             self.publisher = Some(publisher);
-            return Ok(Pass::Idle);
+        } else {
+            self.shared.broker(self.number, Broker::Away);
         }
-        let mut database = self.database().await?;
-        let mut tx = database.begin().await.map_err(RelayError::database("beginning a batch"))?;
-        let batch = self.batch(&mut tx, &waiting, &mut publisher).await?;
-        tx.commit().await.map_err(RelayError::database("committing a batch"))?;
-        self.database = Some(database);
-        match batch.broken {
-            None => self.publisher = Some(publisher),
-            Some(error) => {
-                self.shared.broker(self.number, false);
-                return Err(RelayError::Broker(error));
-            }
-        }
-        if batch.pass != Pass::Idle {
-            self.shared.progress().notify_one();
-        }
-        Ok(batch.pass)
+        pass
     }
 }
 
@@ -247,27 +267,6 @@ struct Batch {
     broken: Option<semel_broker::Error>,
 }
 
-/// Takes lanes off the gauge again, however the batch ends.
-struct LanesHeld(u32);
-
-impl LanesHeld {
-    fn new(lanes: usize) -> Self {
-        let lanes = u32::try_from(lanes).unwrap_or(u32::MAX);
-        gauge!(names::LANES_HELD).increment(lanes);
-        Self(lanes)
-    }
-}
-
-impl Drop for LanesHeld {
-    fn drop(&mut self) {
-        gauge!(names::LANES_HELD).decrement(self.0);
-    }
-}
-
 fn micros(time: OffsetDateTime) -> i64 {
     i64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or_default()
-}
-
-fn unix_seconds() -> f64 {
-    std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |age| age.as_secs_f64())
 }

@@ -13,18 +13,22 @@ use crate::workspace::{self, Workspace};
 /// The programs that make up a running system.
 pub(crate) const DAEMONS: [&str; 4] = ["semel-api", "semel-relay", "semel-reaper", "semel-ledger"];
 
+/// The daemons, and the provider that they are developed and tested against. It is ordered its faults over gRPC and has no
+/// failpoints, so it is the same program with them and without.
+pub(crate) const PROGRAMS: [&str; 5] = [DAEMONS[0], DAEMONS[1], DAEMONS[2], DAEMONS[3], "semel-provider-sim"];
+
 const BED: &str = "semel-bed";
 
 /// Builds the daemons, and what runs them.
 pub(crate) fn build_all(workspace: &Workspace) -> Result<()> {
     output::step("building the daemons and the test bed", || {
-        workspace::run(build(workspace).args(bins(&DAEMONS)).args(["--bin", BED]))
+        workspace::run(build(workspace).args(bins(&PROGRAMS)).args(["--bin", BED]))
     })
 }
 
 /// Builds the daemons.
 pub(crate) fn build_daemons(workspace: &Workspace) -> Result<()> {
-    output::step("building the daemons", || workspace::run(build(workspace).args(bins(&DAEMONS))))
+    output::step("building the daemons", || workspace::run(build(workspace).args(bins(&PROGRAMS))))
 }
 
 /// Builds the daemons with failpoints, into a folder of their own.
@@ -36,7 +40,7 @@ pub(crate) fn build_daemons_with_failpoints(workspace: &Workspace) -> Result<()>
     output::step("building the daemons with failpoints", || {
         let mut command = workspace.bare_cargo();
         command.arg("--config").arg(format!("build.build-dir='{}'", workspace.intermediate.display()));
-        command.args(["build", "--workspace", "--features", &features]).args(bins(&DAEMONS));
+        command.args(["build", "--workspace", "--features", &features]).args(bins(&PROGRAMS));
         command.arg("--target-dir").arg(workspace.target.join("failpoints"));
         workspace::run(&mut command)
     })

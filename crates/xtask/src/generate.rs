@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::bed::{self, DAEMONS};
+use crate::bed::{self, PROGRAMS};
 use crate::output;
 use crate::workspace::{self, Workspace};
 
@@ -40,7 +40,7 @@ fn pages(workspace: &Workspace) -> Result<BTreeMap<PathBuf, String>> {
     bed::build_daemons(workspace)?;
     let folder = workspace.root.join("docs/reference");
     let page = |daemon: &str| Ok((folder.join(format!("{daemon}.md")), page(workspace, daemon)?));
-    DAEMONS.into_iter().map(page).collect()
+    PROGRAMS.into_iter().map(page).collect()
 }
 
 fn page(workspace: &Workspace, daemon: &str) -> Result<String> {

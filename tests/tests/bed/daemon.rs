@@ -116,19 +116,19 @@ async fn does_not_outlive_its_value() {
     child.wait_gone("the child", DEADLINE).await.unwrap();
 }
 
-/// No test, but what the next one starts and kills.
-#[tokio::test]
-#[ignore = "runs only inside another test"]
-async fn a_test_that_is_killed() {
-    let daemon = start(CLOCK).await;
-    println!("\ndaemon {}", daemon.id().pid());
-    std::future::pending::<()>().await;
-}
+/// Set for the test that is to be killed.
+const VICTIM: &str = "SEMEL_TEST_VICTIM";
 
 #[tokio::test]
 async fn does_not_outlive_a_killed_test() {
+    // The test that is killed is this one, run once more by itself.
+    if std::env::var_os(VICTIM).is_some() {
+        let daemon = start(CLOCK).await;
+        println!("\ndaemon {}", daemon.id().pid());
+        return std::future::pending().await;
+    }
     let mut test = tokio::process::Command::from(Command::new(std::env::current_exe().unwrap()));
-    test.args(["--exact", "daemon::a_test_that_is_killed", "--ignored", "--nocapture"]);
+    test.args(["--exact", "daemon::does_not_outlive_a_killed_test", "--nocapture"]).env(VICTIM, "1");
     let mut test = test.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     let mut lines = BufReader::new(test.stdout.take().unwrap()).lines();
     let daemon = tokio::time::timeout(DEADLINE, async {

@@ -67,7 +67,7 @@ async fn a_panic_in_a_request_ends_neither_the_process_nor_another_request() -> 
 /// A ledger that dies at a failpoint; the next one books what is left, once.
 async fn ledger_dies_at(failpoint: &str) -> Result<()> {
     let services = Services::from_env()?;
-    let mut system = System::start(&services, Shape { apis: 1, relays: 1 }).await?;
+    let mut system = System::start(&services, Shape { apis: 1, relays: 1, env: &[] }).await?;
     system.ledger.daemon.kill().await?;
     let client = system.client(0)?;
     let mut acknowledged = Vec::new();

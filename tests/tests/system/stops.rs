@@ -88,7 +88,7 @@ async fn stops_cleanly(daemon: &Daemon) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_daemon_stops_under_load_with_exit_code_0_and_nothing_is_lost() -> Result<()> {
     let services = Services::from_env()?;
-    let mut system = System::start(&services, Shape { apis: 2, relays: 2 }).await?;
+    let mut system = System::start(&services, Shape { apis: 2, relays: 2, env: &[] }).await?;
     let load = Load::start(&[system.client(0)?, system.client(1)?], 8);
     load.more(100).await?;
     stops_cleanly(&system.apis[0].daemon).await?;

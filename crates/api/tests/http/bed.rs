@@ -6,11 +6,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use secrecy::ExposeSecret as _;
-use semel_api::{Api, ProblemBase, Settings};
+use semel_api::{Api, Settings};
 use semel_core::credentials;
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::lifecycle::Lifecycle;
 use semel_core::schema::{self, ENGINE};
+use semel_payments::payments::create::MakePayment;
+use semel_payments::problem::ProblemBase;
+use semel_payments::provider::Dedup;
+use semel_payments::provider::grpc::GrpcProvider;
 use semel_payments::schema::PAYMENTS;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
@@ -18,6 +22,7 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use crate::client::Ask;
+use crate::provider::Provider;
 
 /// Until when a condition must hold.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -94,6 +99,12 @@ impl Database {
         Server::start(pool, self.token("acme").await).await
     }
 
+    /// Starts a server over this database that makes payments through a provider, with a daemon's own pool.
+    pub(crate) async fn serve_payments(&self, provider: &Provider) -> Server {
+        let token = self.token("acme").await;
+        Server::start_with(self.pool.clone(), token, Some(provider)).await
+    }
+
     /// Starts a server over this database with a daemon's own pool.
     pub(crate) async fn serve_guarded(&self) -> Server {
         Server::start(self.pool.clone(), self.token("acme").await).await
@@ -113,20 +124,32 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server over a pool, open from the start.
     pub(crate) async fn start(pool: PgPool, token: String) -> Self {
-        let server = Self::start_closed(pool, token).await;
+        Self::start_with(pool, token, None).await
+    }
+
+    async fn start_with(pool: PgPool, token: String, provider: Option<&Provider>) -> Self {
+        let server = Self::start_closed_with(pool, token, provider).await;
         server.api.open();
         server
     }
 
     /// Starts a server that has not met a usable database yet.
     pub(crate) async fn start_closed(pool: PgPool, token: String) -> Self {
+        Self::start_closed_with(pool, token, None).await
+    }
+
+    async fn start_closed_with(pool: PgPool, token: String, provider: Option<&Provider>) -> Self {
         let life = Lifecycle::new();
         let settings = Settings {
             namespace: "test".parse().unwrap(),
             key_retention: Duration::from_hours(24),
             problem_base: ProblemBase::DEFAULT.parse().unwrap(),
         };
-        let api = Api::new(pool, settings, life.clone());
+        let mut api = Api::new(pool, settings.clone(), life.clone());
+        if let Some(provider) = provider {
+            let port = GrpcProvider::new(&provider.url(), Dedup::ForEver).unwrap();
+            api = api.with_payments(MakePayment::new(settings.namespace, port, settings.problem_base));
+        }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         life.spawn(semel_api::serve(listener, api.clone(), life.clone()));
@@ -139,9 +162,20 @@ impl Server {
             .header("Idempotency-Key", key)
     }
 
+    /// Begins a POST of a payment of this amount under this key, by the client `acme`.
+    pub(crate) fn payment(&self, key: &str, amount: i64) -> Ask {
+        let body = format!(r#"{{"reference":"A-1","amount":{amount},"currency":"EUR","source":"tok_visa"}}"#);
+        self.post_to("/v1/payments", body).header("Idempotency-Key", key)
+    }
+
     /// Begins a POST of this body to the orders, by the client `acme` and without a key.
     pub(crate) fn post(&self, body: impl AsRef<[u8]>) -> Ask {
-        Ask::new("POST", "/v1/orders")
+        self.post_to("/v1/orders", body)
+    }
+
+    /// Begins a POST of this body, by the client `acme` and without a key.
+    pub(crate) fn post_to(&self, path: &str, body: impl AsRef<[u8]>) -> Ask {
+        Ask::new("POST", path)
             .header("Authorization", format!("Bearer {}", self.token))
             .header("Content-Type", "application/json")
             .body(body)

@@ -9,4 +9,6 @@ mod faults;
 mod hostile;
 mod http2;
 mod keyed;
+mod payments;
+mod provider;
 mod reading;

@@ -1,28 +1,67 @@
 //! The one path of a keyed request: look up, compare, answer; or ask for an earlier outcome, validate, execute, answer.
 //!
-//! For operations whose effect lives wholly in our database. Business row, event and completed key are one transaction,
-//! so there is nothing to recover: a crash leaves all of it or none.
+//! An operation whose effect lives wholly in our database writes business row, event and completed key in one
+//! transaction ([`Begun::Completed`]), so there is nothing to recover: a crash leaves all of it or none. One with an effect
+//! elsewhere commits a claim first ([`Begun::Claimed`]) and is driven forward from its recovery point by
+//! [`Operation::proceed`], now or later, by this request, by a retry whose lease is dead or by the reaper.
 
 use std::time::Duration;
 
 use serde_json::Value;
-use sqlx::pool::PoolConnection;
-use sqlx::{PgConnection, PgPool, Postgres};
+use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::store::{self, KeyState, KnownKey, NewKey};
+use super::store::{self, Fence, KeyState, KnownKey, NewKey};
 use super::{Command, InvalidCommand, Request, RequestHash, Scope, StoredResponse};
-use crate::database::{self, Failure};
+use crate::database::{self, Failure, Lent};
 use crate::metrics::{KeyOutcome, count_request};
 
 /// How often one request tries to execute: lost races, deadlocks and unknown commits together.
 const MAX_EXECUTIONS: u32 = 4;
 
-/// What a client is told to wait while another request with its key runs.
+/// What a client is told to wait while another request with its key runs, or an outcome is being found out.
 const RETRY_RUNNING: Duration = Duration::from_secs(1);
 
-/// A state change that lives wholly in our database.
+/// For how long an acquisition is believed: longer than a provider's deadline and the writes around it.
+pub const LEASE: Duration = Duration::from_secs(30);
+
+/// How an execution began.
+#[derive(Clone, Debug)]
+pub enum Begun {
+    /// And ended: all is written.
+    Completed {
+        /// What was stored.
+        response: StoredResponse,
+        /// Until when it is replayed.
+        expires_at: OffsetDateTime,
+    },
+    /// The claim is committed, the effect is still to come.
+    Claimed(Fence),
+}
+
+/// How far a claimed execution was driven.
+#[derive(Clone, Debug)]
+pub enum Proceeded {
+    /// To its end.
+    Completed {
+        /// What was stored.
+        response: StoredResponse,
+        /// Until when it is replayed.
+        expires_at: OffsetDateTime,
+    },
+    /// Its outcome is not known yet; it is driven on later.
+    Waiting {
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// A person has to decide.
+    NeedsPerson,
+    /// The fence is stale: somebody else has driven it on, and the row tells.
+    Lost,
+}
+
+/// A state change.
 pub trait Operation: Send + Sync {
     /// Its typed intent.
     type Command: Command;
@@ -30,8 +69,10 @@ pub trait Operation: Send + Sync {
     /// Returns the id of the resource that this key makes; derived, so that a repeat makes the same.
     fn resource_id(&self, scope: &Scope) -> Uuid;
 
-    /// Returns the response that is stored and sent once the command has taken effect.
-    fn response(&self, resource_id: Uuid, command: &Self::Command) -> StoredResponse;
+    /// Says whether a new execution may begin; what has begun is driven on in any case.
+    fn may_begin(&self) -> bool {
+        true
+    }
 
     /// Looks for the row that an earlier execution under this key left, whatever became of the key since.
     fn earlier_outcome(
@@ -40,17 +81,30 @@ pub trait Operation: Send + Sync {
         scope: &Scope,
     ) -> impl Future<Output = Result<Option<Uuid>, sqlx::Error>> + Send;
 
-    /// Writes completed key, business row and event in one transaction, the key first and gating the rest.
+    /// Writes key and business row in one transaction, the key first and gating the rest; and where the effect lives
+    /// wholly in our database, the event too, and the key as completed.
     ///
-    /// Returns until when the key is replayed, or none when the key is known already and nothing was written.
-    fn execute(
+    /// Returns none when the key is known already and nothing was written.
+    fn begin(
         &self,
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &Self::Command,
-        response: &StoredResponse,
         retention: Duration,
-    ) -> impl Future<Output = Result<Option<OffsetDateTime>, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<Option<Begun>, sqlx::Error>> + Send;
+
+    /// Drives a claimed execution on from its recovery point. Every write names the fence.
+    ///
+    /// An operation that never claims has nothing to drive.
+    fn proceed(
+        &self,
+        _pool: &PgPool,
+        _scope: &Scope,
+        _fence: Fence,
+        _retention: Duration,
+    ) -> impl Future<Output = Result<Proceeded, sqlx::Error>> + Send {
+        async { Ok(Proceeded::Lost) }
+    }
 
     /// The constraints that keep the business row unique per (client, operation, key) for its whole life.
     fn lifetime_constraints(&self) -> &'static [&'static str];
@@ -91,6 +145,13 @@ pub enum Answer {
     Invalid(InvalidCommand),
     /// Whether it was executed is not known yet.
     Unknown {
+        /// What it makes, if it was.
+        resource_id: Uuid,
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// Whether it was executed is for a person to find out.
+    NeedsAttention {
         /// What it makes, if it was.
         resource_id: Uuid,
     },
@@ -147,7 +208,7 @@ fn outcome(answer: &Answer) -> Option<KeyOutcome> {
         Answer::InProgress { .. } => Some(KeyOutcome::InProgress),
         Answer::Mismatch => Some(KeyOutcome::Mismatch),
         Answer::Expired { .. } => Some(KeyOutcome::Expired),
-        Answer::Unknown { .. } => Some(KeyOutcome::Unknown),
+        Answer::Unknown { .. } | Answer::NeedsAttention { .. } => Some(KeyOutcome::Unknown),
         Answer::Invalid(_) | Answer::Unavailable | Answer::Unreadable => None,
     }
 }
@@ -175,18 +236,18 @@ impl<O: Operation> Run<'_, O> {
         let hash = RequestHash::of(self.command).map_err(encode)?;
         let encoded = serde_json::to_value(self.command).map_err(encode)?;
 
-        let Ok(mut connection) = self.pool.acquire().await else { return Ok(Answer::Unavailable) };
-        match store::look_up(&mut connection, self.scope).await {
-            Ok(Some(known)) => return Ok(self.judge(known, hash, &encoded)),
+        let Ok(mut connection) = Lent::from(self.pool).await else { return Ok(Answer::Unavailable) };
+        match connection.call(async |c| store::look_up(c, self.scope).await).await {
+            Ok(Some(known)) => return self.known(connection, known, hash, &encoded).await,
             Ok(None) => {}
             Err(error) => return self.nothing_executed(error),
         }
         // Before it is validated: rules may have become stricter since it was executed.
-        match self.operation.earlier_outcome(&mut connection, self.scope).await {
+        match connection.call(async |c| self.operation.earlier_outcome(c, self.scope).await).await {
             // Its key was reaped, or a concurrent twin has executed it since the look-up: then the key is there now.
             Ok(Some(resource_id)) => {
-                return match store::look_up(&mut connection, self.scope).await {
-                    Ok(Some(known)) => Ok(self.judge(known, hash, &encoded)),
+                return match connection.call(async |c| store::look_up(c, self.scope).await).await {
+                    Ok(Some(known)) => self.known(connection, known, hash, &encoded).await,
                     Ok(None) => Ok(Answer::Expired { resource_id }),
                     Err(error) => self.nothing_executed(error),
                 };
@@ -197,37 +258,44 @@ impl<O: Operation> Run<'_, O> {
         if let Err(invalid) = self.command.validate() {
             return Ok(Answer::Invalid(invalid));
         }
+        if !self.operation.may_begin() {
+            return Ok(Answer::Unavailable);
+        }
         self.execute(connection, hash, &encoded).await
     }
 
     /// Executes, and settles what became of it: races that were lost, deadlocks, and commits whose answer was lost.
     ///
-    /// An unknown commit is asked about by executing again. Its absence would prove nothing, since the old transaction may
+    /// An unknown commit is asked about by beginning again. Its absence would prove nothing, since the old transaction may
     /// still commit; but inserting the key again waits for it, and the row tells whose it is.
-    async fn execute(
-        &self,
-        first: PoolConnection<Postgres>,
-        hash: RequestHash,
-        encoded: &Value,
-    ) -> Result<Answer, EngineError> {
+    async fn execute(&self, first: Lent, hash: RequestHash, encoded: &Value) -> Result<Answer, EngineError> {
         let resource_id = self.operation.resource_id(self.scope);
-        let response = self.operation.response(resource_id, self.command);
         let key = NewKey { scope: self.scope, hash, command: encoded, resource_id, request: self.request };
         let mut unsettled = false;
         let mut lent = Some(first);
         for _ in 0..MAX_EXECUTIONS {
             let acquired = match lent.take() {
                 Some(connection) => Ok(connection),
-                None => self.pool.acquire().await,
+                None => Lent::from(self.pool).await,
             };
             let Ok(mut connection) = acquired else { continue };
-            let executed =
-                self.operation.execute(&mut connection, &key, self.command, &response, self.retention).await;
-            match executed {
-                Ok(Some(expires_at)) => return Ok(Answer::Fresh { response, expires_at }),
+            match connection
+                .call(async |c| self.operation.begin(c, &key, self.command, self.retention).await)
+                .await
+            {
+                Ok(Some(Begun::Completed { response, expires_at })) => {
+                    return Ok(Answer::Fresh { response, expires_at });
+                }
+                Ok(Some(Begun::Claimed(fence))) => {
+                    // Nothing is held while the effect is awaited.
+                    drop(connection);
+                    return self.proceed(fence, resource_id, hash, encoded).await;
+                }
                 Ok(None) => {
-                    if let Ok(Some(known)) = store::look_up(&mut connection, self.scope).await {
-                        return Ok(self.judge(known, hash, encoded));
+                    if let Ok(Some(known)) =
+                        connection.call(async |c| store::look_up(c, self.scope).await).await
+                    {
+                        return self.known(connection, known, hash, encoded).await;
                     }
                     // Expired and reaped between the two statements, or the connection is lost: once more.
                 }
@@ -248,7 +316,76 @@ impl<O: Operation> Run<'_, O> {
                 }
             }
         }
-        Ok(if unsettled { Answer::Unknown { resource_id } } else { Answer::Unavailable })
+        Ok(if unsettled { unknown(resource_id) } else { Answer::Unavailable })
+    }
+
+    /// Answers for a key that is known; drives its execution on if it is our claim, or one whose owner is gone.
+    async fn known(
+        &self,
+        mut connection: Lent,
+        known: KnownKey,
+        hash: RequestHash,
+        encoded: &Value,
+    ) -> Result<Answer, EngineError> {
+        let (resource_id, mine) = (known.resource_id, known.request_id == self.request.id);
+        let KeyState::InProgress { lease_left, fence, taken_over, needs_person } = known.state else {
+            return Ok(self.judge(known, hash, encoded));
+        };
+        match self.judge(known, hash, encoded) {
+            Answer::InProgress { .. } if needs_person => Ok(Answer::NeedsAttention { resource_id }),
+            // Our claim, of which we were not told. Once it was taken over, the fence is another's, and not ours to use.
+            Answer::InProgress { .. } if mine && !taken_over && lease_left.is_some() => {
+                drop(connection);
+                self.proceed(fence, resource_id, hash, encoded).await
+            }
+            Answer::InProgress { .. } if lease_left.is_none() => {
+                match connection.call(async |c| store::take_over(c, self.scope, fence, LEASE).await).await {
+                    Ok(Some(fence)) => {
+                        drop(connection);
+                        count_request(self.scope.operation, Some(KeyOutcome::TakenOver));
+                        self.proceed(fence, resource_id, hash, encoded).await
+                    }
+                    Ok(None) => Ok(Answer::InProgress { retry_after: RETRY_RUNNING }),
+                    Err(error) => match self.nothing_executed(error)? {
+                        Answer::Unavailable => Ok(unknown(resource_id)),
+                        answer => Ok(answer),
+                    },
+                }
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// Drives a claimed execution on, and answers with what came of it. From here on it may have had its effect.
+    async fn proceed(
+        &self,
+        fence: Fence,
+        resource_id: Uuid,
+        hash: RequestHash,
+        encoded: &Value,
+    ) -> Result<Answer, EngineError> {
+        match self.operation.proceed(self.pool, self.scope, fence, self.retention).await {
+            Ok(Proceeded::Completed { response, expires_at }) => Ok(Answer::Fresh { response, expires_at }),
+            Ok(Proceeded::Waiting { retry_after }) => Ok(Answer::Unknown { resource_id, retry_after }),
+            Ok(Proceeded::NeedsPerson) => Ok(Answer::NeedsAttention { resource_id }),
+            Ok(Proceeded::Lost) => {
+                let Ok(mut connection) = Lent::from(self.pool).await else { return Ok(unknown(resource_id)) };
+                match connection.call(async |c| store::look_up(c, self.scope).await).await {
+                    Ok(Some(known)) => Ok(self.judge(known, hash, encoded)),
+                    Ok(None) | Err(_) => Ok(unknown(resource_id)),
+                }
+            }
+            Err(error) => {
+                tracing::warn!(
+                    request = %self.request.id,
+                    operation = self.scope.operation,
+                    resource = %resource_id,
+                    "an execution stopped half-way and is driven on later: {}",
+                    crate::disposition::chain(&error)
+                );
+                Ok(unknown(resource_id))
+            }
+        }
     }
 
     fn unwritten(
@@ -260,7 +397,7 @@ impl<O: Operation> Run<'_, O> {
         match database::failure(&error) {
             Failure::Unknown | Failure::Conflict => Ok(Unwritten::Again),
             // What holds the lock may be our own earlier attempt, whose outcome is not known.
-            Failure::LockTimeout if unsettled => Ok(Unwritten::Answer(Answer::Unknown { resource_id })),
+            Failure::LockTimeout if unsettled => Ok(Unwritten::Answer(unknown(resource_id))),
             Failure::LockTimeout => Ok(Unwritten::Answer(Answer::InProgress { retry_after: RETRY_RUNNING })),
             Failure::Refused => {
                 let constraint = error.as_database_error().and_then(|error| error.constraint());
@@ -269,9 +406,17 @@ impl<O: Operation> Run<'_, O> {
                 }
                 if is_passing(&error) {
                     // A server that turned read-only says nothing of an earlier attempt.
-                    let answer =
-                        if unsettled { Answer::Unknown { resource_id } } else { Answer::Unavailable };
+                    let answer = if unsettled { unknown(resource_id) } else { Answer::Unavailable };
                     return Ok(Unwritten::Answer(answer));
+                }
+                if unsettled {
+                    tracing::error!(
+                        request = %self.request.id,
+                        operation = self.scope.operation,
+                        "refused while the outcome of an earlier commit is unknown: {}",
+                        crate::disposition::chain(&error)
+                    );
+                    return Ok(Unwritten::Answer(unknown(resource_id)));
                 }
                 Err(EngineError::Refused { operation: self.scope.operation, source: error })
             }
@@ -313,6 +458,10 @@ impl<O: Operation> Run<'_, O> {
             KeyState::Expired => Answer::Expired { resource_id: known.resource_id },
         }
     }
+}
+
+fn unknown(resource_id: Uuid) -> Answer {
+    Answer::Unknown { resource_id, retry_after: RETRY_RUNNING }
 }
 
 /// A refusal for a state of the server that passes: read-only, out of connections or disk, cancelled.

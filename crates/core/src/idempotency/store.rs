@@ -39,8 +39,10 @@ pub enum KeyState {
         lease_left: Option<Duration>,
         /// The fence of the current acquisition.
         fence: Fence,
-        /// How far it is known to have come.
-        recovery_point: String,
+        /// Whether it is another acquisition than that of the request which claimed the key.
+        taken_over: bool,
+        /// Whether recovery has given up on it until a person decides.
+        needs_person: bool,
     },
     /// Completed, and replayed.
     Completed {
@@ -80,7 +82,8 @@ pub struct NewKey<'a> {
 pub async fn look_up(connection: &mut PgConnection, scope: &Scope) -> Result<Option<KnownKey>, sqlx::Error> {
     let row = sqlx::query!(
         r#"-- idempotency_look_up
-        SELECT request_hash, hash_version, command, request_id, resource_id, fence, recovery_point,
+        SELECT request_hash, hash_version, command, request_id, resource_id, fence,
+               attempts > 1 AS "taken_over!", needs_person_at IS NOT NULL AS "needs_person!",
                status = 'completed' AS "completed!",
                COALESCE(expires_at <= clock_timestamp(), FALSE) AS "expired!",
                GREATEST(0, EXTRACT(EPOCH FROM lease_until - clock_timestamp()) * 1000)::BIGINT AS lease_left_ms,
@@ -101,7 +104,8 @@ pub async fn look_up(connection: &mut PgConnection, scope: &Scope) -> Result<Opt
         KeyState::InProgress {
             lease_left: (left > 0).then(|| Duration::from_millis(left)),
             fence: Fence(row.fence),
-            recovery_point: row.recovery_point,
+            taken_over: row.taken_over,
+            needs_person: row.needs_person,
         }
     } else if row.expired {
         KeyState::Expired
@@ -129,6 +133,9 @@ pub async fn look_up(connection: &mut PgConnection, scope: &Scope) -> Result<Opt
 }
 
 /// Claims a key for an execution that has effects outside this database. Commit before the first of them.
+///
+/// There is no way back: nothing releases a claimed key but its completion, so that a dropped future, a panic and a
+/// timeout release nothing either.
 ///
 /// Returns the fence, or none when the key is known already; read it again in a new statement.
 ///
@@ -166,9 +173,9 @@ pub async fn claim(
     Ok(fence.map(Fence))
 }
 
-/// Takes over a key whose lease is dead, from the acquisition `seen`; execution resumes at the returned recovery point.
+/// Takes over a key whose lease is dead, from the acquisition `seen`; execution resumes at its recovery point.
 ///
-/// Returns none when somebody else was faster, or the lease is alive.
+/// Returns none when somebody else was faster, the lease is alive, or a person has to decide.
 ///
 /// # Errors
 ///
@@ -178,14 +185,14 @@ pub async fn take_over(
     scope: &Scope,
     seen: Fence,
     lease: Duration,
-) -> Result<Option<(Fence, String)>, sqlx::Error> {
-    let row = sqlx::query!(
+) -> Result<Option<Fence>, sqlx::Error> {
+    let fence = sqlx::query_scalar!(
         "-- idempotency_take_over
         UPDATE idempotency_keys
         SET fence = nextval('idempotency_fence'), lease_until = clock_timestamp() + $5, attempts = attempts + 1
         WHERE client_id = $1 AND operation = $2 AND key = $3
-          AND status = 'in_progress' AND fence = $4 AND lease_until <= clock_timestamp()
-        RETURNING fence, recovery_point",
+          AND status = 'in_progress' AND fence = $4 AND lease_until <= clock_timestamp() AND needs_person_at IS NULL
+        RETURNING fence",
         scope.client.as_str(),
         scope.operation,
         scope.key.as_str(),
@@ -194,7 +201,160 @@ pub async fn take_over(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(row.map(|row| (Fence(row.fence), row.recovery_point)))
+    Ok(fence.map(Fence))
+}
+
+/// A key that recovery has taken over.
+#[derive(Clone, Debug)]
+pub struct StuckKey {
+    /// The account.
+    pub client_id: String,
+    /// The operation.
+    pub operation: String,
+    /// The client's key.
+    pub key: String,
+    /// The fence of this acquisition.
+    pub fence: Fence,
+}
+
+/// Takes over keys whose lease is dead and whose next check is due, at most `limit`, and of each client the oldest first,
+/// so that one client's thousand stuck keys do not keep another's single one waiting.
+///
+/// Several reapers share the work: rows that somebody has locked are skipped.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn take_over_stuck(
+    connection: &mut PgConnection,
+    operations: &[String],
+    limit: i64,
+    lease: Duration,
+) -> Result<Vec<StuckKey>, sqlx::Error> {
+    let rows = sqlx::query!(
+        "-- idempotency_take_over_stuck
+        WITH due AS MATERIALIZED (
+            SELECT client_id, operation, key, row_number() OVER (PARTITION BY client_id ORDER BY lease_until) AS turn
+            FROM (
+                SELECT client_id, operation, key, lease_until FROM idempotency_keys
+                WHERE status = 'in_progress' AND lease_until <= (SELECT clock_timestamp()) AND needs_person_at IS NULL
+                  AND (next_check_at IS NULL OR next_check_at <= (SELECT clock_timestamp()))
+                  AND operation = ANY($1)
+                ORDER BY lease_until
+                LIMIT 10000
+            ) AS oldest
+        ), mine AS MATERIALIZED (
+            SELECT k.client_id, k.operation, k.key
+            FROM due JOIN idempotency_keys AS k USING (client_id, operation, key)
+            -- Asked again of the locked row: somebody may just have driven it on.
+            WHERE k.status = 'in_progress' AND k.lease_until <= clock_timestamp() AND k.needs_person_at IS NULL
+              AND (k.next_check_at IS NULL OR k.next_check_at <= clock_timestamp())
+            ORDER BY due.turn, k.lease_until
+            LIMIT $2
+            FOR UPDATE OF k SKIP LOCKED
+        )
+        UPDATE idempotency_keys AS k
+        SET fence = nextval('idempotency_fence'), lease_until = clock_timestamp() + $3, attempts = attempts + 1
+        FROM mine
+        WHERE k.client_id = mine.client_id AND k.operation = mine.operation AND k.key = mine.key
+          AND k.status = 'in_progress'
+        RETURNING k.client_id, k.operation, k.key, k.fence",
+        operations,
+        limit,
+        interval(lease)
+    )
+    .fetch_all(connection)
+    .await?;
+    let stuck = rows.into_iter().map(|row| StuckKey {
+        client_id: row.client_id,
+        operation: row.operation,
+        key: row.key,
+        fence: Fence(row.fence),
+    });
+    Ok(stuck.collect())
+}
+
+/// Moves a held key on to another recovery point; says whether the fence was still good.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn advance(
+    connection: &mut PgConnection,
+    scope: &Scope,
+    fence: Fence,
+    from: &str,
+    to: &str,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query!(
+        "-- idempotency_advance
+        UPDATE idempotency_keys SET recovery_point = $6
+        WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
+          AND recovery_point = $5",
+        scope.client.as_str(),
+        scope.operation,
+        scope.key.as_str(),
+        fence.0,
+        from,
+        to
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Gives a held key up until a later check: its lease ends now, its execution does not. Says whether the fence was still
+/// good.
+///
+/// # Errors
+///
+/// When the database fails; the lease then ends by itself.
+pub async fn postpone(
+    connection: &mut PgConnection,
+    scope: &Scope,
+    fence: Fence,
+    wait: Duration,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query!(
+        "-- idempotency_postpone
+        UPDATE idempotency_keys SET lease_until = clock_timestamp(), next_check_at = clock_timestamp() + $5
+        WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4",
+        scope.client.as_str(),
+        scope.operation,
+        scope.key.as_str(),
+        fence.0,
+        interval(wait)
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Leaves a held key to a person: recovery does not touch it any more. Says whether the fence was still good.
+///
+/// # Errors
+///
+/// When the database fails; the next check finds the same.
+pub async fn leave_to_person(
+    connection: &mut PgConnection,
+    scope: &Scope,
+    fence: Fence,
+    reason: &str,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query!(
+        "-- idempotency_leave_to_person
+        UPDATE idempotency_keys
+        SET lease_until = clock_timestamp(), needs_person_at = clock_timestamp(), needs_person_reason = $5
+        WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4",
+        scope.client.as_str(),
+        scope.operation,
+        scope.key.as_str(),
+        fence.0,
+        reason
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
 }
 
 /// Completes a claimed key with its response, in the transaction of the outcome and before its other writes.
@@ -215,7 +375,7 @@ pub async fn complete(
         r#"-- idempotency_complete
         UPDATE idempotency_keys
         SET status = 'completed', recovery_point = 'completed', lease_until = NULL, next_check_at = NULL,
-            response_code = $5, response_headers = $6, response_body = $7,
+            needs_person_at = NULL, needs_person_reason = NULL, response_code = $5, response_headers = $6, response_body = $7,
             completed_at = clock_timestamp(), expires_at = clock_timestamp() + $8
         WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
         RETURNING expires_at AS "expires_at!""#,
@@ -266,6 +426,8 @@ pub async fn reap_expired(connection: &mut PgConnection, limit: i64) -> Result<u
 pub struct KeyCounts {
     /// Keys in progress, counted up to 100,001.
     pub in_progress: i64,
+    /// Those of them that wait for a person.
+    pub waiting_for_person: i64,
     /// Age of the oldest key in progress, in seconds; 0 without one.
     pub oldest_in_progress_age: f64,
     /// Completed keys, as the planner's statistics have it.
@@ -282,13 +444,16 @@ pub async fn count(connection: &mut PgConnection) -> Result<KeyCounts, sqlx::Err
         KeyCounts,
         r#"-- idempotency_count
         SELECT in_progress AS "in_progress!",
+               waiting_for_person AS "waiting_for_person!",
                oldest AS "oldest_in_progress_age!",
                GREATEST(0, (SELECT reltuples FROM pg_class WHERE oid = 'idempotency_keys'::REGCLASS)::BIGINT - in_progress)
                    AS "completed_estimate!"
         FROM (
-            SELECT count(*) AS in_progress,
+            SELECT count(*) AS in_progress, count(needs_person_at) AS waiting_for_person,
                    COALESCE(EXTRACT(EPOCH FROM clock_timestamp() - min(created_at)), 0)::FLOAT8 AS oldest
-            FROM (SELECT created_at FROM idempotency_keys WHERE status = 'in_progress' LIMIT 100001) AS live
+            FROM (
+                SELECT created_at, needs_person_at FROM idempotency_keys WHERE status = 'in_progress' LIMIT 100001
+            ) AS live
         ) AS counted"#
     )
     .fetch_one(connection)

@@ -46,12 +46,12 @@ async fn claims_a_key_once() {
         assert!(state(&mut connection, &scope).await.is_none());
         let fence = claim(&mut connection, &scope, LEASE).await.unwrap();
         assert_eq!(claim(&mut connection, &scope, LEASE).await, None);
-        let Some(KeyState::InProgress { lease_left: Some(left), fence: held, recovery_point }) =
+        let Some(KeyState::InProgress { lease_left: Some(left), fence: held, taken_over, needs_person }) =
             state(&mut connection, &scope).await
         else {
             panic!("a claimed key is in progress with a lease");
         };
-        assert_eq!((held, recovery_point.as_str()), (fence, "started"));
+        assert_eq!((held, taken_over, needs_person), (fence, false, false));
         assert!(left <= LEASE && left > LEASE / 2, "{left:?}");
     })
     .await;
@@ -115,16 +115,34 @@ async fn takes_over_only_a_dead_lease_and_only_from_the_acquisition_that_was_see
         assert_eq!(lease_left, None, "a dead lease has nothing left");
         let stale = Fence(seen.0 - 1);
         assert_eq!(store::take_over(&mut connection, &dead, stale, LEASE).await.unwrap(), None);
-        let (taken, recovery_point) =
-            store::take_over(&mut connection, &dead, seen, LEASE).await.unwrap().unwrap();
+        let taken = store::take_over(&mut connection, &dead, seen, LEASE).await.unwrap().unwrap();
         assert!(taken > seen);
-        assert_eq!(recovery_point, "started");
+        assert!(matches!(
+            state(&mut connection, &dead).await,
+            Some(KeyState::InProgress { lease_left: Some(_), fence, taken_over: true, .. }) if fence == taken
+        ));
         assert_eq!(store::take_over(&mut connection, &dead, seen, LEASE).await.unwrap(), None);
         assert_eq!(
             db.count("SELECT attempts::BIGINT FROM idempotency_keys WHERE key = 'dead'").await,
             2,
             "a take-over counts as an attempt"
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn does_not_take_over_what_waits_for_a_person() {
+    with_database(async |db: Database| {
+        let mut connection = db.pool.acquire().await.unwrap();
+        let scope = scope("k");
+        let fence = claim(&mut connection, &scope, LEASE).await.unwrap();
+        assert!(store::leave_to_person(&mut connection, &scope, fence, "nobody knows").await.unwrap());
+        assert!(matches!(
+            state(&mut connection, &scope).await,
+            Some(KeyState::InProgress { lease_left: None, needs_person: true, .. })
+        ));
+        assert_eq!(store::take_over(&mut connection, &scope, fence, LEASE).await.unwrap(), None);
     })
     .await;
 }
@@ -159,7 +177,7 @@ async fn a_stale_fence_completes_nothing() {
         let mut connection = db.pool.acquire().await.unwrap();
         let scope = scope("k");
         let zombie = claim(&mut connection, &scope, DEAD).await.unwrap();
-        let (owner, _) = store::take_over(&mut connection, &scope, zombie, LEASE).await.unwrap().unwrap();
+        let owner = store::take_over(&mut connection, &scope, zombie, LEASE).await.unwrap().unwrap();
         assert!(!complete(&mut connection, &scope, zombie, b"zombie").await);
         assert!(matches!(state(&mut connection, &scope).await, Some(KeyState::InProgress { .. })));
         assert!(complete(&mut connection, &scope, owner, b"owner").await);
@@ -181,6 +199,50 @@ async fn a_completed_key_can_be_neither_claimed_nor_taken_over() {
         assert!(complete(&mut connection, &scope, fence, b"").await);
         assert_eq!(claim(&mut connection, &scope, LEASE).await, None);
         assert_eq!(store::take_over(&mut connection, &scope, fence, LEASE).await.unwrap(), None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn advances_only_from_the_expected_point_and_with_the_fence() {
+    with_database(async |db: Database| {
+        let mut connection = db.pool.acquire().await.unwrap();
+        let scope = scope("k");
+        let stale = claim(&mut connection, &scope, DEAD).await.unwrap();
+        let fence = store::take_over(&mut connection, &scope, stale, LEASE).await.unwrap().unwrap();
+        let mut advance =
+            async |fence, from, to| store::advance(&mut connection, &scope, fence, from, to).await.unwrap();
+        assert!(!advance(stale, "started", "middle").await);
+        assert!(!advance(fence, "middle", "end").await);
+        assert!(advance(fence, "started", "middle").await);
+        assert!(!advance(fence, "started", "middle").await);
+        assert!(advance(fence, "middle", "end").await);
+        assert!(complete(&mut connection, &scope, fence, b"").await);
+        assert!(!store::advance(&mut connection, &scope, fence, "completed", "end").await.unwrap());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_held_key_is_given_up_only_with_its_fence() {
+    with_database(async |db: Database| {
+        let mut connection = db.pool.acquire().await.unwrap();
+        let scope = scope("k");
+        let stale = claim(&mut connection, &scope, DEAD).await.unwrap();
+        let fence = store::take_over(&mut connection, &scope, stale, LEASE).await.unwrap().unwrap();
+        assert!(!store::postpone(&mut connection, &scope, stale, LEASE).await.unwrap());
+        assert!(!store::leave_to_person(&mut connection, &scope, stale, "stale").await.unwrap());
+        assert!(matches!(
+            state(&mut connection, &scope).await,
+            Some(KeyState::InProgress { lease_left: Some(_), needs_person: false, .. })
+        ));
+        assert!(store::postpone(&mut connection, &scope, fence, LEASE).await.unwrap());
+        assert!(matches!(
+            state(&mut connection, &scope).await,
+            Some(KeyState::InProgress { lease_left: None, .. })
+        ));
+        // A retry of the client need not wait for the next check.
+        assert!(store::take_over(&mut connection, &scope, fence, LEASE).await.unwrap().is_some());
     })
     .await;
 }

@@ -5,9 +5,11 @@
 mod credentials;
 mod database;
 mod drain;
+mod driven;
 mod engine;
 mod inbox;
 mod keys;
 mod outbox;
 mod reaping;
 mod schema;
+mod stuck;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use semel_core::database::{self, DatabaseUrl};
-use semel_core::idempotency::engine::{self, Answer, EngineError, Operation as _};
+use semel_core::idempotency::engine::{self, Answer, Begun, EngineError, Operation as _};
 use semel_core::idempotency::store::NewKey;
 use semel_core::idempotency::{Command as _, Request, RequestHash, Scope};
 use semel_core::schema::{self, ENGINE};
@@ -155,7 +155,6 @@ pub(crate) async fn execute(
         resource_id,
         request,
     };
-    let response = operation.response(resource_id, &command);
-    let written = operation.execute(connection, &new, &command, &response, RETENTION).await?;
-    Ok(written.is_some())
+    let begun = operation.begin(connection, &new, &command, RETENTION).await?;
+    Ok(matches!(begun, Some(Begun::Completed { .. })))
 }

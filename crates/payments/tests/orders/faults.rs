@@ -67,7 +67,7 @@ async fn an_outcome_that_cannot_be_settled_is_unknown_until_a_retry_settles_it()
         }
         let answer = waiting.await.unwrap();
         let made = place_order().resource_id(&scope("k"));
-        assert!(matches!(answer, Answer::Unknown { resource_id } if resource_id == made), "{answer:?}");
+        assert!(matches!(answer, Answer::Unknown { resource_id, .. } if resource_id == made), "{answer:?}");
         stopped.rollback().await.unwrap();
         assert!(matches!(place(&db.pool, "k", 1200).await, Answer::Fresh { .. } | Answer::Replayed { .. }));
         assert_eq!(db.rows().await, (1, 1, 1));

@@ -5,20 +5,22 @@ use cargo_metadata::{CargoOpt, MetadataCommand};
 
 use super::graph::{Graph, Package};
 use super::{alone, licences};
-use crate::bed::DAEMONS;
+use crate::bed::PROGRAMS;
 use crate::workspace::Workspace;
 
 /// For each member, the members that it may depend on. The tests may depend on anything.
-const MAY_DEPEND_ON: [(&str, &[&str]); 9] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
     ("xtask", &[]),
     ("semel-core", &[]),
     ("semel-broker", &[]),
-    ("semel-payments", &["semel-core"]),
+    ("semel-proto", &[]),
+    ("semel-payments", &["semel-proto", "semel-core"]),
     ("semel-api", &["semel-payments", "semel-core"]),
     ("semel-reaper", &["semel-payments", "semel-core"]),
     ("semel-relay", &["semel-broker", "semel-core"]),
     ("semel-consumer-kit", &["semel-broker", "semel-core"]),
     ("semel-ledger", &["semel-consumer-kit", "semel-core"]),
+    ("semel-provider-sim", &["semel-proto", "semel-core"]),
 ];
 
 const TESTS: &str = "semel-tests";
@@ -79,8 +81,8 @@ fn members(graph: &Graph) -> Vec<String> {
 }
 
 fn daemons(graph: &Graph) -> Vec<String> {
-    let is_daemon = |package: &Package| package.ours && DAEMONS.contains(&package.name.as_str());
-    let paths = DAEMONS.iter().filter_map(|name| graph.path_to(graph.member(name)?, is_daemon));
+    let is_daemon = |package: &Package| package.ours && PROGRAMS.contains(&package.name.as_str());
+    let paths = PROGRAMS.iter().filter_map(|name| graph.path_to(graph.member(name)?, is_daemon));
     paths.map(|path| format!("`no daemon depends on a daemon`: {path}")).collect()
 }
 
@@ -122,13 +124,15 @@ mod tests {
         xtask: clap
         semel-core: sqlx clap
         semel-broker: lapin
-        semel-payments: semel-core
+        semel-proto: tonic
+        semel-payments: semel-proto semel-core
         semel-api: semel-payments semel-core axum tonic
         semel-reaper: semel-payments semel-core
         semel-relay: semel-broker semel-core
         semel-consumer-kit: semel-broker semel-core
         semel-ledger: semel-consumer-kit semel-core
-        semel-tests: semel-api semel-relay semel-broker lapin
+        semel-provider-sim: semel-proto semel-core tonic
+        semel-tests: semel-api semel-relay semel-provider-sim semel-broker lapin
         lapin: rustls
         sqlx: rustls
         rustls: ring";
@@ -156,9 +160,14 @@ mod tests {
                 "semel-broker: semel-core",
                 "`semel-broker depends on nothing of ours`: semel-broker → semel-core",
             ),
+            ("semel-proto: semel-core", "`semel-proto depends on nothing of ours`: semel-proto → semel-core"),
+            (
+                "semel-provider-sim: semel-payments",
+                "`semel-provider-sim depends on semel-proto and semel-core`: semel-provider-sim → semel-payments",
+            ),
             (
                 "semel-payments: semel-broker",
-                "`semel-payments depends on semel-core`: semel-payments → semel-broker",
+                "`semel-payments depends on semel-proto and semel-core`: semel-payments → semel-broker",
             ),
             (
                 "semel-relay: semel-payments",
@@ -194,6 +203,11 @@ mod tests {
                 "`no daemon depends on a daemon`: semel-api → semel-payments → semel-relay",
                 "`no daemon depends on a daemon`: semel-reaper → semel-payments → semel-relay"
             ]
+        );
+        assert_eq!(
+            after("semel-relay: semel-provider-sim", daemons),
+            ["`no daemon depends on a daemon`: semel-relay → semel-provider-sim"],
+            "the simulator is a stranger to them, too"
         );
     }
 

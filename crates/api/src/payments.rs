@@ -1,0 +1,52 @@
+//! Routes of payments.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Extension, Path, Request, State};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use semel_core::idempotency::ClientId;
+use semel_payments::payments;
+use semel_payments::payments::create::MakePayment;
+use semel_payments::provider::grpc::GrpcProvider;
+use uuid::Uuid;
+
+use crate::arrival::Arrival;
+use crate::error::ApiError;
+use crate::front::in_time;
+use crate::keyed;
+use crate::routes::resource_id;
+use crate::state::Api;
+
+/// Route of all payments.
+pub(crate) const PAYMENTS: &str = "/v1/payments";
+/// Route of one payment.
+pub(crate) const PAYMENT: &str = "/v1/payments/{id}";
+
+pub(crate) fn routes(make_payment: MakePayment<GrpcProvider>) -> Router<Api> {
+    Router::new().route(PAYMENTS, post(create)).route(PAYMENT, get(find)).layer(Extension(make_payment))
+}
+
+/// Returns where a payment is.
+fn location(payment_id: Uuid) -> String {
+    format!("{PAYMENTS}/{payment_id}")
+}
+
+async fn create(
+    State(api): State<Api>,
+    Extension(arrival): Extension<Arrival>,
+    Extension(client): Extension<ClientId>,
+    Extension(make_payment): Extension<MakePayment<GrpcProvider>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    keyed::create(&api, arrival, client, request, make_payment, location).await
+}
+
+async fn find(
+    State(api): State<Api>,
+    Extension(client): Extension<ClientId>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let payment = in_time(payments::find(&api.pool, &client, resource_id(id)?)).await?;
+    Ok(Json(payment.ok_or(ApiError::NotFound)?).into_response())
+}

@@ -1,0 +1,12 @@
+//! The domain's failpoints, in whichever process drives a payment on.
+
+/// Key, payment and request are committed, nothing is sent.
+pub const BEFORE_SEND: &str = "payments.before_send";
+/// The provider has answered the charge, nothing of it is written.
+pub const AFTER_ANSWER: &str = "payments.after_answer";
+/// It is committed that nobody sends any more, nothing is canceled.
+pub const AFTER_CANCELING: &str = "payments.after_canceling";
+/// The provider has answered the cancel, nothing of it is written.
+pub const AFTER_CANCEL: &str = "payments.after_cancel";
+/// The outcome is committed, nobody is told.
+pub const AFTER_SETTLE: &str = "payments.after_settle";

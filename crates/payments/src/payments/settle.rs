@@ -1,0 +1,404 @@
+//! The second transaction of a payment: evidence, completed key, payment and event, in one statement.
+
+use std::time::Duration;
+
+use metrics::counter;
+use semel_core::database;
+use semel_core::derive::{self, Namespace};
+use semel_core::idempotency::store::{self, Fence};
+use semel_core::idempotency::{Scope, StoredResponse};
+use semel_core::outbox::NewEvent;
+use serde_json::{Map, json};
+use sqlx::types::Json;
+use sqlx::{PgExecutor, PgPool};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{AGGREGATE_TYPE, PAYMENT_CANCELED, PAYMENT_CREATED, PAYMENT_DECLINED, Payment};
+use crate::metrics::CONTRADICTIONS;
+use crate::problem::{self, ProblemBase};
+
+/// How often a settlement is tried whose commit is unknown.
+const TRIES: u32 = 3;
+
+/// A definitive answer about a payment.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Verdict {
+    /// The money has moved.
+    Succeeded {
+        /// The provider's own name for the charge.
+        reference: String,
+    },
+    /// No money has moved.
+    Declined {
+        /// The provider's own name for the attempt.
+        reference: Option<String>,
+        /// Why.
+        code: String,
+    },
+    /// No charge can ever succeed.
+    Fenced,
+}
+
+/// Who said it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Witness {
+    /// The provider, answering a charge.
+    Charge,
+    /// The provider, answering a look-up.
+    Get,
+    /// The provider, answering a cancel.
+    Cancel,
+    /// A person.
+    Operator,
+    /// The evidence table: an earlier answer, already written down.
+    Evidence,
+}
+
+impl Witness {
+    const fn column(self) -> &'static str {
+        match self {
+            Self::Charge => "charge",
+            Self::Get | Self::Evidence => "get",
+            Self::Cancel => "cancel",
+            Self::Operator => "operator",
+        }
+    }
+}
+
+/// What is settled.
+#[derive(Clone, Debug)]
+pub struct Settled<'a> {
+    /// The key's scope.
+    pub scope: &'a Scope,
+    /// The acquisition under which it was asked.
+    pub fence: Fence,
+    /// The payment.
+    pub payment_id: Uuid,
+    /// The client's own name for it.
+    pub reference: &'a str,
+    /// In minor units.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: &'a str,
+    /// The key that the provider was asked under.
+    pub provider_key: &'a str,
+}
+
+impl Verdict {
+    const fn outcome(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } => "succeeded",
+            Self::Declined { .. } => "declined",
+            Self::Fenced => "fenced",
+        }
+    }
+
+    const fn status(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } => "succeeded",
+            Self::Declined { .. } => "declined",
+            Self::Fenced => "canceled",
+        }
+    }
+
+    const fn event_type(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } => PAYMENT_CREATED,
+            Self::Declined { .. } => PAYMENT_DECLINED,
+            Self::Fenced => PAYMENT_CANCELED,
+        }
+    }
+
+    fn reference(&self) -> Option<&str> {
+        match self {
+            Self::Succeeded { reference } => Some(reference),
+            Self::Declined { reference, .. } => reference.as_deref(),
+            Self::Fenced => None,
+        }
+    }
+
+    fn decline_code(&self) -> Option<&str> {
+        match self {
+            Self::Declined { code, .. } => Some(code),
+            Self::Succeeded { .. } | Self::Fenced => None,
+        }
+    }
+
+    /// Returns the response that is stored with the key.
+    #[must_use]
+    pub fn response(&self, settled: &Settled<'_>, problems: &ProblemBase) -> StoredResponse {
+        let payment = Payment {
+            id: settled.payment_id,
+            status: self.status().to_owned(),
+            reference: settled.reference.to_owned(),
+            amount: settled.amount,
+            currency: settled.currency.to_owned(),
+            decline_code: self.decline_code().map(str::to_owned),
+        };
+        let members = Map::from_iter([("payment".to_owned(), json!(payment))]);
+        match self {
+            Self::Succeeded { .. } => StoredResponse {
+                code: 201,
+                headers: vec![
+                    ("content-type".to_owned(), "application/json".to_owned()),
+                    ("location".to_owned(), format!("/v1/payments/{}", settled.payment_id)),
+                ],
+                // A struct of strings and numbers cannot fail to be written.
+                body: serde_json::to_vec(&payment).unwrap_or_default(),
+            },
+            Self::Declined { .. } => problem::about_payment(
+                problems,
+                problem::PAYMENT_DECLINED,
+                "The provider declined the payment; no money moved. Another source needs another Idempotency-Key.",
+                settled.payment_id,
+                members,
+            ),
+            Self::Fenced => problem::about_payment(
+                problems,
+                problem::PAYMENT_ROLLED_BACK,
+                "The provider's answer was lost and the payment was canceled there; no money moved, and none can. To pay, \
+                 ask again with a new Idempotency-Key.",
+                settled.payment_id,
+                members,
+            ),
+        }
+    }
+
+    pub(super) fn event(&self, namespace: &Namespace, settled: &Settled<'_>) -> NewEvent {
+        let mut payload = Map::new();
+        payload.insert("payment_id".to_owned(), json!(settled.payment_id));
+        payload.insert("client_id".to_owned(), json!(settled.scope.client.as_str()));
+        payload.insert("reference".to_owned(), json!(settled.reference));
+        payload.insert("amount".to_owned(), json!(settled.amount));
+        payload.insert("currency".to_owned(), json!(settled.currency));
+        if let Some(code) = self.decline_code() {
+            payload.insert("decline_code".to_owned(), json!(code));
+        }
+        NewEvent {
+            event_id: derive::from_key(namespace, settled.scope, self.event_type()),
+            aggregate_type: AGGREGATE_TYPE,
+            aggregate_id: settled.payment_id.to_string(),
+            aggregate_version: Some(1),
+            event_type: self.event_type(),
+            payload,
+            trace_context: None,
+        }
+    }
+}
+
+/// Writes a verdict down and settles the payment by it.
+///
+/// The evidence is written whatever the fence; everything else only while it is good and the payment in processing.
+/// Returns the stored response and until when it is replayed, or none when the fence is stale.
+///
+/// # Errors
+///
+/// When the database fails; what became of it is then found out by whoever drives the payment on.
+pub async fn settle(
+    pool: &PgPool,
+    namespace: &Namespace,
+    problems: &ProblemBase,
+    settled: &Settled<'_>,
+    verdict: &Verdict,
+    witness: Witness,
+    retention: Duration,
+) -> Result<Option<(StoredResponse, OffsetDateTime)>, sqlx::Error> {
+    let response = verdict.response(settled, problems);
+    let event = verdict.event(namespace, settled);
+    let mut tries = 0;
+    let written = loop {
+        tries += 1;
+        // A commit whose answer was lost: the same statement again finds the key completed, and writes only evidence.
+        let written = database::call(pool, async |connection| {
+            write(connection, settled, verdict, witness, &response, &event, retention).await
+        });
+        match written.await {
+            Ok(written) => break written,
+            Err(error) if tries < TRIES && is_worth_another_try(&error) => {}
+            Err(error) => return Err(error),
+        }
+    };
+    if let Some(expires_at) = written {
+        return Ok(Some((response, expires_at)));
+    }
+    if matches!(verdict, Verdict::Succeeded { .. }) {
+        tell_contradiction(pool, settled).await?;
+    }
+    Ok(None)
+}
+
+fn is_worth_another_try(error: &sqlx::Error) -> bool {
+    use semel_core::database::{Failure, failure};
+    matches!(failure(error), Failure::Unknown | Failure::Conflict | Failure::LockTimeout)
+}
+
+pub(super) async fn write<'e>(
+    executor: impl PgExecutor<'e>,
+    settled: &Settled<'_>,
+    verdict: &Verdict,
+    witness: Witness,
+    response: &StoredResponse,
+    event: &NewEvent,
+    retention: Duration,
+) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"-- payments_settle
+        WITH evidence AS (
+            -- Whatever the fence: no definitive answer is ever thrown away.
+            INSERT INTO provider_answers (
+                payment_id, provider_key, call, outcome, provider_reference, decline_code, fence
+            )
+            SELECT $5, $6, $7, $8, $9, $10, $4 WHERE $20
+        ), key AS (
+            -- Gates everything below: a stale fence, or a payment that is settled, selects nothing.
+            UPDATE idempotency_keys
+            SET status = 'completed', recovery_point = 'completed', lease_until = NULL, next_check_at = NULL,
+                needs_person_at = NULL, needs_person_reason = NULL,
+                command = command - 'source', provider_request = NULL, provider_reference = $9,
+                response_code = $11, response_headers = $12, response_body = $13,
+                completed_at = clock_timestamp(), expires_at = clock_timestamp() + $14
+            WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
+              AND resource_id = $5
+              AND EXISTS (SELECT FROM payments WHERE payment_id = $5 AND status = 'processing')
+            RETURNING expires_at, trace_context
+        ), payment AS (
+            UPDATE payments
+            SET status = $15, version = version + 1, provider_reference = $9, decline_code = $10,
+                settled_at = clock_timestamp()
+            FROM key
+            WHERE payment_id = $5 AND status = 'processing'
+            RETURNING payment_id, version, key.trace_context
+        ), told AS (
+            INSERT INTO outbox (
+                event_id, aggregate_type, aggregate_id, aggregate_version, event_type, payload, headers
+            )
+            SELECT $16, $17, payment_id::TEXT, version, $18, $19,
+                   CASE WHEN trace_context IS NULL THEN '{}'
+                        ELSE jsonb_build_object('traceparent', trace_context) END
+            FROM payment
+        )
+        SELECT expires_at AS "expires_at!" FROM key"#,
+        settled.scope.client.as_str(),
+        settled.scope.operation,
+        settled.scope.key.as_str(),
+        settled.fence.0,
+        settled.payment_id,
+        settled.provider_key,
+        witness.column(),
+        verdict.outcome(),
+        verdict.reference(),
+        verdict.decline_code(),
+        store::code(response),
+        Json(&response.headers) as _,
+        response.body,
+        store::interval(retention),
+        verdict.status(),
+        event.event_id,
+        event.aggregate_type,
+        event.event_type,
+        event.stored_payload(),
+        witness != Witness::Evidence
+    )
+    .fetch_optional(executor)
+    .await
+}
+
+/// Returns where a payment stands; none when there is no such payment.
+pub(super) async fn status<'e>(
+    executor: impl PgExecutor<'e>,
+    payment_id: Uuid,
+) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "-- payments_status
+        SELECT status FROM payments WHERE payment_id = $1",
+        payment_id
+    )
+    .fetch_optional(executor)
+    .await
+}
+
+/// A charge of a payment that was rolled back: what the fence rules out has happened.
+async fn tell_contradiction(pool: &PgPool, settled: &Settled<'_>) -> Result<(), sqlx::Error> {
+    let status =
+        database::call(pool, async |connection| status(connection, settled.payment_id).await).await?;
+    if status.is_some_and(|status| status == "canceled" || status == "declined") {
+        counter!(CONTRADICTIONS).increment(1);
+        tracing::error!(
+            payment = %settled.payment_id,
+            "the provider has charged a payment that was settled without a charge: refund it at the provider"
+        );
+    }
+    Ok(())
+}
+
+/// Looks for a definitive answer that somebody has written down before.
+///
+/// # Errors
+///
+/// When the database fails.
+pub(crate) async fn evidence<'e>(
+    executor: impl PgExecutor<'e>,
+    payment_id: Uuid,
+) -> Result<Option<Verdict>, sqlx::Error> {
+    let rows = sqlx::query!(
+        "-- provider_answers_find
+        SELECT outcome, provider_reference, decline_code FROM provider_answers
+        WHERE payment_id = $1 ORDER BY outcome = 'succeeded' DESC, answered_at LIMIT 1",
+        payment_id
+    )
+    .fetch_optional(executor)
+    .await?;
+    Ok(rows.and_then(|row| match (row.outcome.as_str(), row.provider_reference, row.decline_code) {
+        ("succeeded", Some(reference), _) => Some(Verdict::Succeeded { reference }),
+        ("declined", reference, Some(code)) => Some(Verdict::Declined { reference, code }),
+        ("fenced", _, _) => Some(Verdict::Fenced),
+        _ => None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    fn settled(scope: &Scope) -> Settled<'_> {
+        Settled {
+            scope,
+            fence: Fence(1),
+            payment_id: Uuid::from_u128(7),
+            reference: "A-1",
+            amount: 1250,
+            currency: "EUR",
+            provider_key: "p",
+        }
+    }
+
+    #[test]
+    fn each_verdict_has_its_final_response() {
+        let scope = Scope {
+            client: "acme".parse().unwrap(),
+            operation: "payments.create",
+            key: "k".parse().unwrap(),
+        };
+        let base: ProblemBase = "/errors".parse().unwrap();
+        let cases = [
+            (Verdict::Succeeded { reference: "ch_1".to_owned() }, 201, None),
+            (
+                Verdict::Declined { reference: None, code: "card_declined".to_owned() },
+                402,
+                Some("/errors/payment-declined"),
+            ),
+            (Verdict::Fenced, 424, Some("/errors/payment-rolled-back")),
+        ];
+        for (verdict, code, kind) in cases {
+            let response = verdict.response(&settled(&scope), &base);
+            assert_eq!(response.code, code);
+            let body: Value = serde_json::from_slice(&response.body).unwrap();
+            assert_eq!(body.get("type").and_then(Value::as_str), kind, "{body}");
+            let payment = if kind.is_some() { &body["payment"] } else { &body };
+            assert_eq!(payment["status"], verdict.status());
+            assert_eq!(payment["amount"], 1250);
+        }
+    }
+}

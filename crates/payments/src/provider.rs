@@ -1,0 +1,191 @@
+//! The provider port: what a payment provider must offer, and what its answers mean.
+//!
+//! Every answer is classified once, in the adapter. A call that got no answer may have been executed: that is
+//! [`Answer::Unknown`], and never an error that could be taken for "nothing happened".
+
+pub mod breaker;
+pub mod grpc;
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+/// How long a call to the provider may take.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a provider promises; declared by its adapter.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Promises {
+    /// Whether the same key with the same order is executed once.
+    pub dedup: Dedup,
+    /// Whether it can be asked what happened.
+    pub look_up: LookUp,
+    /// Whether a key can be fenced, so that no charge with it can ever succeed.
+    pub fence: Fencing,
+}
+
+/// For how long a provider recognises a key.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Dedup {
+    /// For ever.
+    ForEver,
+    /// For this long after the key's first use.
+    For(Duration),
+    /// Not at all: there is exactly one send, ever.
+    None,
+}
+
+/// Whether a provider can be asked what happened.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LookUp {
+    /// By the key.
+    ByKey,
+    /// It cannot.
+    None,
+}
+
+/// Whether a key can be fenced.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fencing {
+    /// By canceling it, for ever.
+    Cancel,
+    /// It cannot.
+    None,
+}
+
+/// What the provider said.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Answer {
+    /// The money has moved. Final.
+    Succeeded {
+        /// The provider's own name for the charge, at most 255 bytes.
+        reference: String,
+    },
+    /// No money has moved. Final.
+    Declined {
+        /// The provider's own name for the attempt, if it gave one.
+        reference: Option<String>,
+        /// Why, at most 63 bytes.
+        code: String,
+    },
+    /// No charge with this key can ever succeed. Final.
+    Fenced,
+    /// Being worked on: ask again later.
+    InProgress,
+    /// Nothing is known of the key, which proves nothing: a request may be under way.
+    NotFound,
+    /// This call has executed nothing; an earlier one may have.
+    NotExecuted {
+        /// Why.
+        reason: String,
+    },
+    /// Whether it was executed is not known.
+    Unknown {
+        /// Why.
+        reason: String,
+    },
+    /// The key was used with another order: a bug of ours, for a person.
+    Mismatch {
+        /// The provider's words.
+        reason: String,
+    },
+}
+
+impl Answer {
+    /// The label of the answer in metrics.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } => "succeeded",
+            Self::Declined { .. } => "declined",
+            Self::Fenced => "fenced",
+            Self::InProgress => "in_progress",
+            Self::NotFound => "not_found",
+            Self::NotExecuted { .. } => "not_executed",
+            Self::Unknown { .. } => "unknown",
+            Self::Mismatch { .. } => "mismatch",
+        }
+    }
+}
+
+/// A charge that the provider lists as succeeded.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ListedCharge {
+    /// The idempotency key that it was made under.
+    pub key: String,
+    /// The provider's own name for it.
+    pub reference: String,
+    /// In minor units.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// What the provider said when asked for a list of charges.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Listed {
+    /// A page of it.
+    Page {
+        /// The charges on it that succeeded.
+        charges: Vec<ListedCharge>,
+        /// Names the next page; none on the last.
+        next: Option<String>,
+    },
+    /// It has no list.
+    Unsupported,
+    /// It did not answer, or not with a list.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A charge to send: the stored request, byte for byte, and what the answer must agree with.
+#[derive(Clone, Eq, PartialEq)]
+pub struct StoredCharge {
+    /// The idempotency key towards the provider.
+    pub key: String,
+    /// The encoded order.
+    pub request: Vec<u8>,
+    /// The amount in it.
+    pub amount: i64,
+    /// The currency in it.
+    pub currency: String,
+}
+
+/// Shows no request: it holds the source.
+impl fmt::Debug for StoredCharge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoredCharge")
+            .field("key", &self.key)
+            .field("amount", &self.amount)
+            .field("currency", &self.currency)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A payment provider. No layer below an adapter repeats a call.
+pub trait Provider: Clone + Send + Sync + 'static {
+    /// Returns what it promises.
+    fn promises(&self) -> Promises;
+
+    /// Encodes an order as it is stored and sent: a pure function of its arguments, free of time and attempt.
+    fn encode(&self, amount: i64, currency: &str, source: &str, reference: &str) -> Vec<u8>;
+
+    /// Says whether calls have a chance at the moment.
+    fn is_open(&self) -> bool;
+
+    /// Moves the money, at most once per key; the provider refuses to start after this time.
+    fn charge(&self, charge: &StoredCharge, not_after: SystemTime) -> impl Future<Output = Answer> + Send;
+
+    /// Asks what happened.
+    fn get(&self, charge: &StoredCharge) -> impl Future<Output = Answer> + Send;
+
+    /// Fences the key. Only [`Answer::Fenced`] proves that it is; every other answer proves nothing by itself.
+    fn cancel(&self, charge: &StoredCharge) -> impl Future<Output = Answer> + Send;
+
+    /// Lists a page of the charges that were made since then; the first page, or the one that the page before named. Not
+    /// every provider can.
+    fn list(&self, _since: SystemTime, _page: Option<&str>) -> impl Future<Output = Listed> + Send {
+        async { Listed::Unsupported }
+    }
+}

@@ -1,0 +1,373 @@
+//! The adapter to a provider that speaks `semel.provider.v1` over gRPC.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use metrics::{counter, histogram};
+use prost::Message as _;
+use semel_proto::provider::v1::payment_provider_client::PaymentProviderClient;
+use semel_proto::provider::v1::{
+    CancelChargeRequest, Charge, ChargeOrder, ChargeRequest, GetChargeRequest, ListChargesRequest,
+    ListChargesResponse, Reason, charge,
+};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Response, Status};
+
+use super::breaker::Breaker;
+use super::{
+    Answer, DEADLINE, Dedup, Fencing, Listed, ListedCharge, LookUp, Promises, Provider, StoredCharge,
+};
+use crate::metrics::{PROVIDER_CALLS, PROVIDER_SECONDS};
+
+/// A message of the provider is small.
+const MESSAGE_LIMIT: usize = 64 * 1024;
+/// How many charges a page of a list has: all of them at their longest fit into a message.
+const PAGE: i32 = 50;
+/// Most bytes kept of the provider's own words.
+const WORDS: usize = 200;
+
+/// Why nothing is called while the breaker is open.
+const SPARED: &str = "the provider has not answered for a while, and is not called";
+
+/// A provider behind a gRPC endpoint; clones share connection and breaker.
+#[derive(Clone, Debug)]
+pub struct GrpcProvider {
+    client: PaymentProviderClient<Channel>,
+    breaker: Breaker,
+    dedup: Dedup,
+    deadline: Duration,
+}
+
+/// An endpoint that cannot be one.
+#[derive(Debug, thiserror::Error)]
+#[error("not an endpoint such as http://provider:7070")]
+pub struct InvalidEndpoint(#[source] tonic::transport::Error);
+
+impl GrpcProvider {
+    /// Uses the provider at this endpoint, which it connects to when it is first called.
+    ///
+    /// # Errors
+    ///
+    /// When the endpoint is no URL.
+    pub fn new(endpoint: &str, dedup: Dedup) -> Result<Self, InvalidEndpoint> {
+        let channel = Endpoint::from_shared(endpoint.to_owned())
+            .map_err(InvalidEndpoint)?
+            .connect_timeout(Duration::from_secs(3))
+            .http2_keep_alive_interval(Duration::from_secs(10))
+            .keep_alive_timeout(Duration::from_secs(5))
+            .tcp_nodelay(true)
+            .connect_lazy();
+        let client = PaymentProviderClient::new(channel)
+            .max_decoding_message_size(MESSAGE_LIMIT)
+            .max_encoding_message_size(MESSAGE_LIMIT);
+        Ok(Self { client, breaker: Breaker::default(), dedup, deadline: DEADLINE })
+    }
+
+    /// Replaces the deadline of a call.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Asks about a charge, and classifies the answer.
+    async fn ask<F>(&self, call: &'static str, sent: &StoredCharge, made: F) -> Answer
+    where
+        F: Future<Output = Result<Response<Charge>, Status>> + Send,
+    {
+        let answer = match self.call(call, made).await {
+            // Not a call: it is not counted.
+            Called::Spared => return Answer::NotExecuted { reason: SPARED.to_owned() },
+            Called::Answered(charge) => classify(&charge, sent),
+            Called::Refused(status) => refused(call, &status),
+            Called::Silent => Answer::Unknown { reason: format!("no answer within {:?}", self.deadline) },
+        };
+        counter!(PROVIDER_CALLS, "call" => call, "outcome" => answer.label()).increment(1);
+        answer
+    }
+
+    /// Makes one call: breaker, deadline, duration.
+    async fn call<T, F>(&self, call: &'static str, made: F) -> Called<T>
+    where
+        F: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        if !self.breaker.admits() {
+            return Called::Spared;
+        }
+        let began = Instant::now();
+        let outcome = tokio::time::timeout(self.deadline, made).await;
+        histogram!(PROVIDER_SECONDS, "call" => call).record(began.elapsed().as_secs_f64());
+        let (called, is_away) = match outcome {
+            Err(_) => (Called::Silent, true),
+            Ok(Ok(answer)) => (Called::Answered(answer.into_inner()), false),
+            Ok(Err(status)) => {
+                let is_away = is_away(&status);
+                (Called::Refused(status), is_away)
+            }
+        };
+        if is_away {
+            self.breaker.failed();
+        } else {
+            self.breaker.answered();
+        }
+        called
+    }
+}
+
+/// What came of a call.
+enum Called<T> {
+    /// An answer.
+    Answered(T),
+    /// A refusal, by the provider or on the way.
+    Refused(Status),
+    /// Nothing, within the deadline.
+    Silent,
+    /// It was not made: the provider is spared.
+    Spared,
+}
+
+impl Provider for GrpcProvider {
+    fn promises(&self) -> Promises {
+        Promises { dedup: self.dedup, look_up: LookUp::ByKey, fence: Fencing::Cancel }
+    }
+
+    fn encode(&self, amount: i64, currency: &str, source: &str, reference: &str) -> Vec<u8> {
+        let order = ChargeOrder {
+            amount,
+            currency: currency.to_owned(),
+            source: source.to_owned(),
+            reference: reference.to_owned(),
+        };
+        order.encode_to_vec()
+    }
+
+    fn is_open(&self) -> bool {
+        self.breaker.is_open_for_calls()
+    }
+
+    async fn charge(&self, charge: &StoredCharge, not_after: SystemTime) -> Answer {
+        let Ok(order) = ChargeOrder::decode(&charge.request[..]) else {
+            return Answer::Mismatch { reason: "the stored request cannot be read".to_owned() };
+        };
+        let request =
+            ChargeRequest { key: charge.key.clone(), order: Some(order), not_after: Some(not_after.into()) };
+        let mut client = self.client.clone();
+        self.ask("charge", charge, async move { client.charge(Request::new(request)).await }).await
+    }
+
+    async fn get(&self, charge: &StoredCharge) -> Answer {
+        let request = GetChargeRequest { key: charge.key.clone() };
+        let mut client = self.client.clone();
+        self.ask("get", charge, async move { client.get_charge(Request::new(request)).await }).await
+    }
+
+    async fn cancel(&self, charge: &StoredCharge) -> Answer {
+        let request = CancelChargeRequest { key: charge.key.clone() };
+        let mut client = self.client.clone();
+        self.ask("cancel", charge, async move { client.cancel_charge(Request::new(request)).await }).await
+    }
+
+    async fn list(&self, since: SystemTime, page: Option<&str>) -> Listed {
+        let request = ListChargesRequest {
+            page_size: PAGE,
+            page_token: page.unwrap_or_default().to_owned(),
+            created_since: Some(since.into()),
+        };
+        let mut client = self.client.clone();
+        let called = self.call("list", async move { client.list_charges(Request::new(request)).await }).await;
+        let (listed, outcome) = match called {
+            Called::Spared => return Listed::Failed { reason: SPARED.to_owned() },
+            Called::Answered(page) => (read_page(page), "succeeded"),
+            Called::Refused(status) if status.code() == Code::Unimplemented => {
+                (Listed::Unsupported, "not_executed")
+            }
+            Called::Refused(status) => {
+                let reason = format!("{:?}: {}", status.code(), clean(status.message(), WORDS));
+                (Listed::Failed { reason }, "unknown")
+            }
+            Called::Silent => {
+                (Listed::Failed { reason: format!("no answer within {:?}", self.deadline) }, "unknown")
+            }
+        };
+        counter!(PROVIDER_CALLS, "call" => "list", "outcome" => outcome).increment(1);
+        listed
+    }
+}
+
+/// Keeps what succeeded.
+fn read_page(page: ListChargesResponse) -> Listed {
+    let succeeded = page.charges.into_iter().filter(|charge| charge.status() == charge::Status::Succeeded);
+    let charges = succeeded.map(|charge| ListedCharge {
+        key: clean(&charge.key, 255),
+        reference: clean(&charge.reference, 255),
+        amount: charge.amount,
+        currency: clean(&charge.currency, 3),
+    });
+    Listed::Page {
+        charges: charges.collect(),
+        next: Some(page.next_page_token).filter(|token| !token.is_empty()),
+    }
+}
+
+/// Reads an answer, and believes it only if it is about what was asked.
+fn classify(answer: &Charge, sent: &StoredCharge) -> Answer {
+    let unknown = |reason: &str| Answer::Unknown { reason: reason.to_owned() };
+    if answer.key != sent.key {
+        return unknown("the provider answered about another key");
+    }
+    let about_the_same = answer.amount == sent.amount && answer.currency == sent.currency;
+    match answer.status() {
+        charge::Status::Succeeded | charge::Status::Declined if !about_the_same => {
+            unknown("the provider answered about another amount")
+        }
+        charge::Status::Succeeded => match clean(&answer.reference, 255) {
+            reference if reference.is_empty() => unknown("the provider named no charge"),
+            reference => Answer::Succeeded { reference },
+        },
+        charge::Status::Declined => {
+            let code = clean(&answer.decline_code, 63);
+            let code = if code.is_empty() { "declined".to_owned() } else { code };
+            let reference = Some(clean(&answer.reference, 255)).filter(|reference| !reference.is_empty());
+            Answer::Declined { reference, code }
+        }
+        charge::Status::Processing => Answer::InProgress,
+        charge::Status::Canceled => Answer::Fenced,
+        charge::Status::Unspecified => unknown("the provider answered without a status"),
+    }
+}
+
+/// Reads a refusal. What is not certain to have executed nothing is unknown.
+fn refused(call: &str, status: &Status) -> Answer {
+    let reason = format!("{:?}: {}", status.code(), clean(status.message(), WORDS));
+    match Reason::of(status) {
+        Some(Reason::Fenced) if call == "charge" => return Answer::Fenced,
+        Some(Reason::KeyInUse) => return Answer::InProgress,
+        Some(Reason::TooLate) => return Answer::NotExecuted { reason },
+        Some(Reason::KeyMismatch) => return Answer::Mismatch { reason },
+        _ => {}
+    }
+    match status.code() {
+        Code::NotFound if call == "get" => Answer::NotFound,
+        Code::Unauthenticated | Code::PermissionDenied | Code::ResourceExhausted => {
+            Answer::NotExecuted { reason }
+        }
+        // The transport's own error, when the connection was refused before a byte was sent.
+        Code::Unavailable if was_never_sent(status) => Answer::NotExecuted { reason },
+        _ => Answer::Unknown { reason },
+    }
+}
+
+/// Says whether the request cannot have left: no connection came about.
+fn was_never_sent(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return io.kind() == std::io::ErrorKind::ConnectionRefused;
+        }
+        source = error.source();
+    }
+    false
+}
+
+/// Says whether the failure means that the provider is away, as opposed to an answer.
+fn is_away(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted
+    )
+}
+
+/// Cuts a string of the provider to what fits, without control characters.
+fn clean(text: &str, bytes: usize) -> String {
+    let mut clean = String::new();
+    for c in text.chars().filter(|c| !c.is_control()) {
+        if clean.len() + c.len_utf8() > bytes {
+            break;
+        }
+        clean.push(c);
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent() -> StoredCharge {
+        StoredCharge { key: "k".to_owned(), request: Vec::new(), amount: 5, currency: "EUR".to_owned() }
+    }
+
+    fn answered(change: impl FnOnce(&mut Charge)) -> Answer {
+        let mut answer = Charge {
+            key: "k".to_owned(),
+            reference: "ch_1".to_owned(),
+            amount: 5,
+            currency: "EUR".to_owned(),
+            status: charge::Status::Succeeded.into(),
+            ..Charge::default()
+        };
+        change(&mut answer);
+        classify(&answer, &sent())
+    }
+
+    #[test]
+    fn believes_only_answers_about_what_was_asked() {
+        assert_eq!(answered(|_| {}), Answer::Succeeded { reference: "ch_1".to_owned() });
+        let garbage: [fn(&mut Charge); 6] = [
+            |c| c.key = "other".to_owned(),
+            |c| c.amount = 6,
+            |c| c.currency = "USD".to_owned(),
+            |c| c.status = 0,
+            |c| c.status = 77,
+            |c| c.reference = "\0\n".to_owned(),
+        ];
+        for change in garbage {
+            assert!(matches!(answered(change), Answer::Unknown { .. }), "{:?}", answered(change));
+        }
+    }
+
+    #[test]
+    fn cuts_and_cleans_what_the_provider_says() {
+        let decline = answered(|c| {
+            c.status = charge::Status::Declined.into();
+            c.decline_code = format!("no\0money{}", "é".repeat(100));
+        });
+        let Answer::Declined { code, .. } = decline else { panic!("{decline:?}") };
+        assert!(code.starts_with("nomoney") && code.len() <= 63, "{code}");
+    }
+
+    #[test]
+    fn a_page_keeps_what_succeeded() {
+        let charge = |key: &str, status: charge::Status| Charge {
+            key: key.to_owned(),
+            reference: format!("ch_{key}"),
+            status: status.into(),
+            ..Charge::default()
+        };
+        let page = ListChargesResponse {
+            charges: vec![charge("1", charge::Status::Declined), charge("2", charge::Status::Succeeded)],
+            next_page_token: String::new(),
+        };
+        let Listed::Page { charges, next: None } = read_page(page) else { panic!("no last page") };
+        assert_eq!(charges.iter().map(|charge| charge.key.as_str()).collect::<Vec<_>>(), ["2"]);
+    }
+
+    #[test]
+    fn classifies_refusals() {
+        let kind = |call: &str, status: Status| refused(call, &status).label();
+        assert_eq!(kind("charge", Reason::Fenced.refuse("")), "fenced");
+        assert_eq!(kind("charge", Reason::KeyMismatch.refuse("")), "mismatch");
+        assert_eq!(kind("charge", Reason::KeyInUse.refuse("")), "in_progress");
+        assert_eq!(kind("charge", Reason::TooLate.refuse("")), "not_executed");
+        assert_eq!(kind("get", Status::not_found("")), "not_found");
+        for proves_nothing in [Reason::AlreadyCanceled, Reason::AlreadySucceeded, Reason::AlreadyDeclined] {
+            assert_eq!(kind("cancel", proves_nothing.refuse("")), "unknown");
+        }
+        assert_eq!(kind("charge", Status::unauthenticated("")), "not_executed");
+        assert_eq!(kind("charge", Status::permission_denied("")), "not_executed");
+        for code in
+            [Code::Internal, Code::Unavailable, Code::DeadlineExceeded, Code::NotFound, Code::DataLoss]
+        {
+            assert_eq!(kind("charge", Status::new(code, "")), "unknown", "{code:?}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Recovery: drives the payments on whose owner is gone.
+//!
+//! Promise: a payment that nobody works at is taken up again, and either settled, looked at again later, or left to a
+//! person. Several reapers share the work, and none of them, nor a failure of one payment, keeps the others waiting.
+//!
+//! How: keys whose lease is dead are taken over, of each client the oldest first, and driven on from their recovery point
+//! by the operation itself, some at a time. What is taken over is begun at once, so that no lease ends while it waits
+//! here. Keys of operations that are not driven here are left alone.
+//!
+//! In a crash, or when a stop cuts it off, the leases end, and another pass, another reaper or the client's retry goes on.
+
+use std::time::Duration;
+
+use semel_core::disposition::chain;
+use semel_core::idempotency::engine::{LEASE, Operation as _};
+use semel_core::idempotency::store::{self, StuckKey};
+use semel_core::idempotency::{Command as _, Scope};
+use semel_core::lifecycle::{Pass, Work};
+use semel_payments::payments::CreatePayment;
+use semel_payments::payments::create::MakePayment;
+use semel_payments::provider::Provider;
+use sqlx::PgPool;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+/// How many payments are driven at a time.
+const AT_A_TIME: usize = 16;
+/// How many places are free before more is taken over.
+const REFILL: usize = 8;
+/// Most payments of one pass.
+const BATCH: usize = 64;
+/// After this a pass takes nothing over any more, so that a slow provider does not draw it out.
+const TAKE_FOR: Duration = Duration::from_secs(20);
+
+/// Drives payments on whose owner is gone.
+#[derive(Debug)]
+pub struct Recovery<P> {
+    pool: PgPool,
+    operation: MakePayment<P>,
+    retention: Duration,
+    operations: Vec<String>,
+}
+
+impl<P: Provider> Recovery<P> {
+    /// Recovers the payments of this database; a key that is completed is replayed for `retention`.
+    #[must_use]
+    pub fn new(pool: PgPool, operation: MakePayment<P>, retention: Duration) -> Self {
+        Self { pool, operation, retention, operations: vec![CreatePayment::OPERATION.to_owned()] }
+    }
+
+    async fn take_over(&self, limit: usize) -> Result<Vec<StuckKey>, sqlx::Error> {
+        let mut connection = self.pool.acquire().await?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        store::take_over_stuck(&mut connection, &self.operations, limit, LEASE).await
+    }
+
+    /// Drives one on, in a task of its own: what goes wrong with it stays with it.
+    fn drive(&self, tasks: &mut JoinSet<()>, stuck: &StuckKey) {
+        let (Ok(client), Ok(key)) = (stuck.client_id.parse(), stuck.key.parse()) else {
+            tracing::error!(client = stuck.client_id, "a stuck key is none that this version can read");
+            return;
+        };
+        let scope = Scope { client, operation: CreatePayment::OPERATION, key };
+        let (pool, operation, retention) = (self.pool.clone(), self.operation.clone(), self.retention);
+        let (fence, payment) = (stuck.fence, operation.resource_id(&scope));
+        let work = async move {
+            if let Err(error) = operation.proceed(&pool, &scope, fence, retention).await {
+                tracing::warn!("a stuck payment could not be driven on: {}", chain(&error));
+            }
+        };
+        tasks.spawn(work.instrument(tracing::info_span!("recovery", %payment)));
+    }
+}
+
+impl<P: Provider> Work for Recovery<P> {
+    type Error = sqlx::Error;
+
+    async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
+        let began = Instant::now();
+        let mut tasks = JoinSet::new();
+        let (mut found, mut more) = (0, true);
+        let mut failed = None;
+        loop {
+            let free = AT_A_TIME - tasks.len();
+            if more && free >= REFILL && began.elapsed() < TAKE_FOR {
+                let limit = free.min(BATCH - found);
+                match self.take_over(limit).await {
+                    Ok(stuck) => {
+                        found += stuck.len();
+                        more = stuck.len() == limit && found < BATCH;
+                        for key in &stuck {
+                            self.drive(&mut tasks, key);
+                        }
+                    }
+                    // What has begun is finished first.
+                    Err(error) => (more, failed) = (false, Some(error)),
+                }
+            }
+            // A panic was told where it happened; its key waits for its lease to end.
+            if tasks.join_next().await.is_none() {
+                break;
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None if found == 0 => Ok(Pass::Idle),
+            None if more || found == BATCH => Ok(Pass::Full),
+            None => Ok(Pass::Worked),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Retention: deletes what is older than it has to be kept.
+//!
+//! Promise: what is past its retention goes, in bounded pieces, and nothing else: no event that is not published, no
+//! evidence of a payment that is not settled. Rows that somebody has locked are left for the next round, so that nobody
+//! waits.
+//!
+//! How: each pass looks at the next blocks of one table (see [`walk`]), and begins anew behind the last. A table that this
+//! database has not, such as `processed_events` beside an API, is passed over.
+//!
+//! In a crash the walk begins anew; it holds nothing but where it is.
+
+use std::time::Duration;
+
+use ::metrics::counter;
+use semel_core::lifecycle::{Pass, Work};
+use semel_core::walk::{self, Blocks};
+use semel_core::{failpoint, inbox, operators, outbox};
+use semel_payments::payments::retention::reap_evidence;
+use sqlx::{PgConnection, PgPool};
+
+#[cfg(feature = "failpoints")]
+use crate::failpoints;
+use crate::metrics;
+
+/// How many blocks one pass looks at: 8 MiB.
+const BLOCKS: i64 = 1024;
+
+/// What is walked for rows past their retention.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kept {
+    /// Events, once they are published.
+    PublishedEvents,
+    /// What consumers have taken effect of.
+    ProcessedEvents,
+    /// Answers of the provider, once their payment is settled.
+    ProviderAnswers,
+    /// What people did by command.
+    OperatorActions,
+}
+
+impl Kept {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::PublishedEvents, Self::ProcessedEvents, Self::ProviderAnswers, Self::OperatorActions];
+
+    const fn table(self) -> &'static str {
+        match self {
+            Self::PublishedEvents => "outbox",
+            Self::ProcessedEvents => "processed_events",
+            Self::ProviderAnswers => "provider_answers",
+            Self::OperatorActions => "operator_actions",
+        }
+    }
+
+    /// The name in logs, and the label in metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::PublishedEvents => "published_events",
+            Self::ProcessedEvents => "processed_events",
+            Self::ProviderAnswers => "provider_answers",
+            Self::OperatorActions => "operator_actions",
+        }
+    }
+
+    async fn reap(
+        self,
+        connection: &mut PgConnection,
+        blocks: Blocks,
+        age: Duration,
+        limit: i64,
+    ) -> Result<u64, sqlx::Error> {
+        match self {
+            Self::PublishedEvents => outbox::retention::reap_published(connection, blocks, age, limit).await,
+            Self::ProcessedEvents => inbox::reap(connection, blocks, age, limit).await,
+            Self::ProviderAnswers => reap_evidence(connection, blocks, age, limit).await,
+            Self::OperatorActions => operators::reap(connection, blocks, age, limit).await,
+        }
+    }
+}
+
+/// Walks one table.
+#[derive(Debug)]
+pub struct Retention {
+    pool: PgPool,
+    kept: Kept,
+    age: Duration,
+    batch: u32,
+    blocks: i64,
+    next: i64,
+}
+
+impl Retention {
+    /// Deletes what is older than `age`, at most `batch` rows a pass.
+    #[must_use]
+    pub fn new(pool: PgPool, kept: Kept, age: Duration, batch: u32) -> Self {
+        Self { pool, kept, age, batch, blocks: BLOCKS, next: 0 }
+    }
+
+    /// Replaces how many blocks one pass looks at.
+    #[must_use]
+    pub fn with_blocks(mut self, blocks: u32) -> Self {
+        self.blocks = i64::from(blocks).max(1);
+        self
+    }
+}
+
+impl Work for Retention {
+    type Error = sqlx::Error;
+
+    async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
+        let Some(size) = walk::blocks_of(&mut tx, self.kept.table()).await? else {
+            return Ok(Pass::Idle);
+        };
+        if self.next >= size {
+            self.next = 0;
+        }
+        let blocks = Blocks { first: self.next, end: self.next + self.blocks };
+        let reaped = self.kept.reap(&mut tx, blocks, self.age, i64::from(self.batch)).await?;
+        failpoint!(failpoints::BEFORE_COMMIT);
+        tx.commit().await?;
+        counter!(metrics::REAPED, "kind" => self.kept.label()).increment(reaped);
+        if reaped == u64::from(self.batch) {
+            // These blocks may hold more.
+            return Ok(Pass::Full);
+        }
+        self.next = blocks.end;
+        Ok(match reaped {
+            0 => Pass::Idle,
+            _ if self.next < size => Pass::Full,
+            _ => Pass::Worked,
+        })
+    }
+}
