@@ -161,7 +161,16 @@ impl Client {
     ///
     /// The HTTP client could not be made.
     pub fn new(address: std::net::SocketAddr, token: &str) -> Result<Self> {
-        let http = reqwest::Client::builder().timeout(Duration::from_secs(20)).no_proxy().build()?;
+        Self::with_patience(address, token, Duration::from_secs(20))
+    }
+
+    /// As [`Client::new`], and waits this long for an answer.
+    ///
+    /// # Errors
+    ///
+    /// The HTTP client could not be made.
+    pub fn with_patience(address: std::net::SocketAddr, token: &str, patience: Duration) -> Result<Self> {
+        let http = reqwest::Client::builder().timeout(patience).no_proxy().build()?;
         Ok(Self { http, base: format!("http://{address}"), token: token.to_owned() })
     }
 

@@ -178,7 +178,16 @@ impl Control {
     ///
     /// The simulator does not answer.
     pub async fn happenings(&self, key: &str) -> Result<Vec<Happening>> {
-        let (mut all, mut after) = (Vec::new(), 0);
+        self.happenings_after(0, key).await
+    }
+
+    /// Returns what happened to a key, or to all for an empty one, after this sequence, in order.
+    ///
+    /// # Errors
+    ///
+    /// The simulator does not answer.
+    pub async fn happenings_after(&self, mut after: u64, key: &str) -> Result<Vec<Happening>> {
+        let mut all = Vec::new();
         loop {
             let request = ListHappeningsRequest { after, key: key.to_owned(), page_size: 100 };
             let page = self.client.clone().list_happenings(request).await?.into_inner().happenings;
@@ -206,6 +215,26 @@ impl Control {
             if met >= hits { Ok(()) } else { Err(format!("{met} of {hits}")) }
         };
         eventually("the provider's fault to be met", Duration::from_secs(30), look).await
+    }
+
+    /// Waits until something happened to a key, and returns all that did until then.
+    ///
+    /// `what` completes the sentence "waited 60 s for …".
+    ///
+    /// # Errors
+    ///
+    /// It did not, within a minute.
+    pub async fn wait_for(
+        &self,
+        what: &str,
+        key: &str,
+        happened: impl Fn(&Happening) -> bool,
+    ) -> Result<Vec<Happening>> {
+        let look = || async {
+            let happenings = self.happenings(key).await.map_err(|error| error.to_string())?;
+            if happenings.iter().any(&happened) { Ok(happenings) } else { Err(format!("{happenings:?}")) }
+        };
+        eventually(what, Duration::from_mins(1), look).await
     }
 
     /// Reads the book.

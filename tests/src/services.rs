@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use reqwest::Url;
 
-pub use self::database::Database;
+pub use self::database::{Backup, Database};
 pub(crate) use self::install::on_path;
 use self::install::{Machine, Package};
 pub use self::install::{POSTGRES_BIN, RABBITMQ_SERVER};

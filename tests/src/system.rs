@@ -29,6 +29,12 @@ pub const KEYS: [&str; 6] = [
     "ledger_transaction.LedgerPosted",
 ];
 
+/// The deployment's name that every system has.
+pub const NAMESPACE: &str = "demo";
+
+/// The client whose token a place has.
+pub const TENANT: &str = "acme";
+
 /// What a daemon is started with beside its defaults.
 pub type Env<'a> = &'a [(&'a str, &'a str)];
 
@@ -118,7 +124,7 @@ impl Place {
         let (payments_url, books_url) = (payments.url(), books.url());
         call("semel-api", &["migrate"], &payments_url).await?;
         call("semel-ledger", &["migrate"], &books_url).await?;
-        let said = call("semel-api", &["credentials", "create", "acme"], &payments_url).await?;
+        let said = call("semel-api", &["credentials", "create", TENANT], &payments_url).await?;
         let token = said.into_iter().find(|line| line.starts_with("sml_")).context("no token was printed")?;
         let (exchange, queue) = (vhost.scoped("semel.events"), vhost.scoped("ledger.orders"));
         let provider = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
@@ -163,6 +169,15 @@ impl Place {
         Ok(api)
     }
 
+    /// A client of this API.
+    ///
+    /// # Errors
+    ///
+    /// It serves nothing.
+    pub fn client(&self, api: &Running) -> Result<Client> {
+        Client::new(api.address.context("no API")?, &self.token)
+    }
+
     /// Starts a relay of the payments database and waits until it is ready.
     ///
     /// # Errors
@@ -204,7 +219,7 @@ impl Place {
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("AMQP_URL", self.vhost.url()),
-            ("SEMEL_NAMESPACE", "demo".to_owned()),
+            ("SEMEL_NAMESPACE", NAMESPACE.to_owned()),
             ("SEMEL_EXCHANGE", self.exchange.clone()),
             ("SEMEL_LEDGER_QUEUE", self.queue.clone()),
             ("SEMEL_PROVIDER_URL", format!("http://{}", self.provider)),

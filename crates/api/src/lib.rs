@@ -34,12 +34,13 @@ use semel_core::daemon::Daemon;
 use semel_core::database::{self, Unusable};
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{admin, telemetry};
+use semel_payments::options::ProviderConfig;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::provider::grpc::{GrpcProvider, InvalidEndpoint};
 use semel_payments::schema::PAYMENTS;
 use sqlx::PgPool;
 
-pub use options::{Config, Options, ProviderConfig};
+pub use options::{Config, Options};
 pub use server::serve;
 pub use state::{Api, Settings};
 
@@ -87,12 +88,11 @@ async fn serve_until_stopped(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = admin::bind(config.listen, "--listen").await?;
     let api = Api::new(pool.clone(), config.settings.clone(), daemon.life.clone());
-    let api = match &config.provider {
-        Some(provider) => api.with_payments(make_payment(&config.settings, provider)?),
-        None => {
-            tracing::info!("without --provider-url there are no payments, and their routes answer 404");
-            api
-        }
+    let api = if let Some(provider) = &config.provider {
+        api.with_payments(make_payment(&config.settings, provider)?)
+    } else {
+        tracing::info!("without --provider-url there are no payments, and their routes answer 404");
+        api
     };
     daemon.life.spawn(serve(listener, api.clone(), daemon.life.clone()));
     daemon.life.spawn(report_pool(pool.clone(), daemon.health.watch("gauges"), daemon.life.clone()));

@@ -8,10 +8,8 @@ use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
 use semel_core::idempotency::ClientId;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions};
-use semel_payments::payments::create::SEND_WINDOW;
-use semel_payments::payments::recovery::{MARGIN, is_clear_of_horizon};
+use semel_payments::options::{ProviderConfig, ProviderOptions};
 use semel_payments::problem::ProblemBase;
-use semel_payments::provider::{DEADLINE, Dedup};
 
 use crate::state::Settings;
 
@@ -38,17 +36,8 @@ pub struct Options {
     /// What the `type` of a problem begins with; its last segment names the problem, and the page under docs/errors.
     #[arg(long, env = "SEMEL_API_PROBLEM_BASE_URL", default_value = ProblemBase::DEFAULT, value_name = "URL")]
     problem_base_url: ProblemBase,
-    /// Provider of payments that speaks semel.provider.v1, without TLS: <http://provider:7070>. Without one there are no
-    /// payments, and their routes answer 404.
-    #[arg(long, env = "SEMEL_PROVIDER_URL", value_parser = provider_url, value_name = "URL")]
-    provider_url: Option<String>,
-    /// Hours for which the provider recognises a key, counted from its first use; 0 is for ever.
-    #[arg(long, env = "SEMEL_PROVIDER_HORIZON_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u64).range(0..=87_600), value_name = "HOURS")]
-    provider_horizon_hours: u64,
-    /// Seconds after its first send for which a charge without an answer is sent again; later the provider is asked what
-    /// happened, and the charge fenced.
-    #[arg(long, env = "SEMEL_SEND_WINDOW", default_value_t = SEND_WINDOW.as_secs(), value_parser = clap::value_parser!(u64).range(1..=604_800), value_name = "SECONDS")]
-    send_window_seconds: u64,
+    #[command(flatten)]
+    provider: ProviderOptions,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
@@ -74,27 +63,6 @@ pub(crate) enum CredentialsAction {
         /// The client's name.
         client: ClientId,
     },
-}
-
-/// Reads a provider's URL: scheme, host, port, and nothing else.
-fn provider_url(text: &str) -> Result<String, &'static str> {
-    let refused = "not a URL such as http://provider:7070";
-    let place =
-        text.strip_prefix("http://").map(|place| place.strip_suffix('/').unwrap_or(place)).ok_or(refused)?;
-    let authority: http::uri::Authority = place.parse().map_err(|_| refused)?;
-    let is_bare = authority.port_u16().is_some() && !authority.host().is_empty() && !place.contains('@');
-    if is_bare { Ok(format!("http://{place}")) } else { Err(refused) }
-}
-
-/// The provider of payments, and how it is used.
-#[derive(Clone, Debug)]
-pub struct ProviderConfig {
-    /// Where it is.
-    pub url: String,
-    /// For how long it recognises a key.
-    pub dedup: Dedup,
-    /// For how long after the first send a charge is sent again.
-    pub send_window: Duration,
 }
 
 /// A configuration that can be used.
@@ -124,7 +92,7 @@ impl Options {
             database: self.database.url()?,
             database_connections: self.max_connections,
             listen: self.listen,
-            provider: self.provider()?,
+            provider: self.provider.config()?,
             settings: Settings {
                 namespace: self.namespace.clone().ok_or(missing)?,
                 key_retention: Duration::from_hours(self.key_retention_hours),
@@ -132,28 +100,12 @@ impl Options {
             },
         })
     }
-    fn provider(&self) -> Result<Option<ProviderConfig>, OptionError> {
-        let dedup = match self.provider_horizon_hours {
-            0 => Dedup::ForEver,
-            hours => Dedup::For(Duration::from_hours(hours)),
-        };
-        let send_window = Duration::from_secs(self.send_window_seconds);
-        if !is_clear_of_horizon(send_window, dedup) {
-            return Err(OptionError::Combination(format!(
-                "--send-window-seconds: {} s, the provider's deadline of {} s and a margin of {} s do not end before \
-                 --provider-horizon-hours: a charge could be sent again to a provider that has forgotten its key",
-                send_window.as_secs(),
-                DEADLINE.as_secs(),
-                MARGIN.as_secs()
-            )));
-        }
-        Ok(self.provider_url.clone().map(|url| ProviderConfig { url, dedup, send_window }))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use semel_payments::provider::Dedup;
 
     const GIVEN: [&str; 5] =
         ["semel-api", "--database-url", "postgres://u:s3cret@h/d", "--namespace", "test"];

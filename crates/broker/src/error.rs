@@ -95,7 +95,8 @@ impl Error {
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         match self {
-            Self::Login { .. } | Self::VirtualHost { .. } => Disposition::Fatal,
+            // Settings that the broker cannot change in place do not change by waiting.
+            Self::Login { .. } | Self::VirtualHost { .. } | Self::Mismatch { .. } => Disposition::Fatal,
             _ => Disposition::Retry,
         }
     }

@@ -198,11 +198,6 @@ impl Delivery {
         settled(self.acker.ack(BasicAckOptions { multiple: false }).await)
     }
 
-    /// Acknowledges it and every earlier unsettled delivery of its channel.
-    pub async fn ack_through(self) -> Settled {
-        settled(self.acker.ack(BasicAckOptions { multiple: true }).await)
-    }
-
     /// Gives it back: to the queue, or to the queue's dead letters. Each rejection counts towards
     /// the delivery limit in every broker version, which `basic.nack` does not.
     pub async fn reject(self, requeue: bool) -> Settled {

@@ -10,11 +10,13 @@ use semel_core::disposition::{Disposed as _, Disposition, chain};
 use semel_core::lifecycle::Lifecycle;
 use sqlx::PgPool;
 
+use crate::attempts::Attempts;
 use crate::builder::{ConsumerBuilder, Readiness, Settings};
 use crate::dead_letter::DeadLetters;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::session::Session;
+use crate::lease;
+use crate::session::{Ahead, Session};
 
 /// A subscription that has held for this long makes the next wait a short one again.
 const HELD: Duration = Duration::from_secs(30);
@@ -32,20 +34,41 @@ pub(crate) struct Shared<H> {
     pub(crate) pool: PgPool,
     pub(crate) broker: BrokerUrl,
     pub(crate) dead_letters: DeadLetters,
+    pub(crate) attempts: Attempts,
     pub(crate) handler: H,
+}
+
+impl<H> Shared<H> {
+    /// Notes a turn of the loop, unless a message is stuck: then the consumer is not to look alive.
+    pub(crate) fn beat(&self) {
+        if self.attempts.oldest() <= self.settings.attempt_limit() {
+            self.settings.heartbeat.beat();
+        }
+    }
+
+    pub(crate) fn not_consuming(&self, reason: &str, retry_in: Duration) {
+        (self.settings.on_readiness)(Readiness::NotReady(reason));
+        tracing::warn!(
+            consumer = self.settings.name,
+            retry_in_ms = u64::try_from(retry_in.as_millis()).unwrap_or(u64::MAX),
+            "not consuming: {reason}"
+        );
+    }
 }
 
 impl<H: Handler> Consumer<H> {
     pub(crate) fn new(builder: ConsumerBuilder, handler: H) -> Self {
         let ConsumerBuilder { settings, pool, broker } = builder;
         let dead_letters = DeadLetters::new(&broker, &settings);
-        Self { shared: Arc::new(Shared { settings, pool, broker, dead_letters, handler }) }
+        let attempts = Attempts::default();
+        Self { shared: Arc::new(Shared { settings, pool, broker, dead_letters, attempts, handler }) }
     }
 
-    /// Consumes until the soft stop, then finishes what it has begun and returns the rest to the queue.
+    /// Consumes until the soft stop, then finishes what it has begun and returns the rest to the queue; at the hard stop it
+    /// returns at once.
     ///
-    /// Whatever passes by waiting (broker or database away, queue deleted, tables not made yet) is logged once each time
-    /// and waited for with backoff.
+    /// Whatever passes by waiting (broker or database away, database read-only or full, queue deleted, tables not made yet)
+    /// is logged once each time and waited for with backoff.
     ///
     /// # Errors
     ///
@@ -55,41 +78,50 @@ impl<H: Handler> Consumer<H> {
     ///
     /// Not cancel safe: messages that are being handled are finished by tasks of `life`, but may stay unacknowledged.
     pub async fn run(&self, life: &Lifecycle) -> Result<(), Error> {
-        let settings = &self.shared.settings;
+        let ended = tokio::select! {
+            biased;
+            ended = self.consume(life) => ended,
+            // Its subscription is dropped, which cuts the connection, and the broker has the messages again.
+            () = life.hard_stop() => Ok(()),
+        };
+        let reason = if ended.is_ok() { "stopping" } else { "failed" };
+        (self.shared.settings.on_readiness)(Readiness::NotReady(reason));
+        ended
+    }
+
+    async fn consume(&self, life: &Lifecycle) -> Result<(), Error> {
         let mut backoff = Backoff::for_service();
+        let mut ahead = Ahead::Full;
+        let mut ended = Ok(());
         while !life.is_stopping() {
             let begun = Instant::now();
-            let Err(error) = self.subscribe_and_work(life).await else { break };
+            let Err(error) = self.subscribe_and_work(life, ahead).await else { break };
             if error.disposition() == Disposition::Fail {
-                (settings.on_readiness)(Readiness::NotReady("failed"));
-                self.shared.dead_letters.close().await;
-                return Err(error);
+                ended = Err(error);
+                break;
+            }
+            ahead = Ahead::One;
+            if !matches!(error, Error::Broker(_)) {
+                lease::cut_idle(&self.shared.pool);
             }
             if begun.elapsed() > HELD {
                 backoff.reset();
             }
             let wait = backoff.next_wait();
-            let reason = chain(&error);
-            (settings.on_readiness)(Readiness::NotReady(&reason));
-            tracing::warn!(
-                consumer = settings.name,
-                retry_in_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-                "not consuming: {reason}"
-            );
+            self.shared.not_consuming(&chain(&error), wait);
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = life.stopping() => {}
             }
         }
-        (settings.on_readiness)(Readiness::NotReady("stopping"));
         self.shared.dead_letters.close().await;
-        Ok(())
+        ended
     }
 
-    async fn subscribe_and_work(&self, life: &Lifecycle) -> Result<(), Error> {
-        self.shared.settings.heartbeat.beat();
+    async fn subscribe_and_work(&self, life: &Lifecycle, ahead: Ahead) -> Result<(), Error> {
+        self.shared.beat();
         let session = tokio::select! {
-            session = Session::open(&self.shared) => session?,
+            session = Session::open(&self.shared, ahead) => session?,
             () = life.stopping() => return Ok(()),
         };
         tracing::info!(

@@ -74,7 +74,9 @@ impl HandlerError {
     /// or shutting down, or a table or a permission is missing.
     pub(crate) fn is_refusal_to_work(&self) -> bool {
         sqlstates(self).any(|code| {
-            ["25006", "42P01", "42501"].contains(&&*code) || code.starts_with("53") || code.starts_with("57P0")
+            ["25006", "42P01", "42501"].contains(&&*code)
+                || code.starts_with("53")
+                || code.starts_with("57P0")
         })
     }
 }

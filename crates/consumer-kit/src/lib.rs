@@ -33,7 +33,15 @@
 //! | the same, at the last delivery that the delivery limit allows | roll back, dead letter, acknowledge | `dead` |
 //! | the handler fails [permanently](HandlerError::Permanent) | roll back, dead letter, acknowledge | `dead` |
 //! | no event id, or a payload of another shape | dead letter, acknowledge | `invalid` |
-//! | the database is away, or the outcome of the commit is unknown | close the channel, wait for the database, subscribe again | |
+//! | the database answers and cannot work: it is read-only or full, or a table or a permission is missing | roll back, keep the message, be not ready, try again until it works | |
+//! | the database is away or silent, or the outcome of the commit is unknown | close the channel, wait until the database takes a write, subscribe again with one message at first | |
+//!
+//! So an outage of the database sends no message to the dead letters, whatever its length. A dead letter that would not fit
+//! into the protocol with these headers is left to the queue's own dead-lettering, which tells only `x-death`.
+//!
+//! No call to the database waits without a limit: that is the handler's time budget, and after it
+//! [`answer_limit`](ConsumerBuilder::answer_limit). Of a database's error only the SQLSTATE and the constraint are told, in
+//! the log as in a dead letter's headers, because its text may quote the event.
 //!
 //! A serialisation failure or a deadlock is repeated once at once. A crash at any point leaves the message
 //! unacknowledged; at worst, a dead letter that was confirmed but whose original was not acknowledged is there twice.

@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use semel_broker::{Delivery, Received, Settled};
+use semel_core::backoff::Backoff;
 use semel_core::disposition::chain;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
+use crate::builder::Readiness;
 use crate::consumer::Shared;
-use crate::dead_letter::Reason;
+use crate::dead_letter::{Copied, Reason};
 use crate::error::Error;
 use crate::event::Event;
 use crate::handler::{Handler, HandlerError};
 use crate::metrics::{self, Outcome};
+use crate::told::told;
 use crate::transaction::{Effect, Setback, take_effect};
 
 /// What is to be done with a message.
@@ -25,6 +28,17 @@ enum Verdict {
     Retry { error: String },
     /// Give it up.
     Dead { reason: Reason, error: String },
+    /// Keep it: the database cannot work at the moment, and nothing is known of the message.
+    Keep(Error),
+}
+
+/// What a session and its messages tell each other.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    /// The session ends: what waits is to be given back.
+    pub(crate) ending: CancellationToken,
+    /// It is known what is to be done with a message, so the database works.
+    pub(crate) judged: Notify,
 }
 
 /// Handles a message and settles it. On an error nothing is settled, and the channel has to be closed.
@@ -34,22 +48,30 @@ pub(crate) async fn settle<H: Handler>(
     shared: Arc<Shared<H>>,
     delivery: Delivery,
     place: OwnedSemaphorePermit,
-    ending: CancellationToken,
+    signals: Arc<Signals>,
 ) -> Result<(), Error> {
     let consumer = shared.settings.name.as_str();
-    let verdict = judge(&shared, &delivery).await;
+    let verdict = judge_until_known(&shared, &delivery, &signals).await?;
     drop(place);
 
     let event_id = delivery.envelope.as_ref().ok().map(|envelope| tracing::field::display(envelope.event_id));
-    let (outcome, settled) = match verdict? {
+    let (outcome, settled) = match verdict {
         Verdict::Settled(outcome) => (outcome, delivery.ack().await),
         Verdict::Dead { reason, error } => {
-            shared.dead_letters.publish(&delivery, reason, &error).await?;
+            let copied = shared.dead_letters.publish(&delivery, reason, &error).await?;
             // The decoder's words may quote the payload; they are in the dead letter.
             let error = if reason == Reason::Invalid { "see its headers" } else { &error };
             tracing::warn!(consumer, event_id, reason = reason.label(), "dead letter: {error}");
             let outcome = if reason == Reason::Invalid { Outcome::Invalid } else { Outcome::Dead };
-            (outcome, delivery.ack().await)
+            let settled = match copied {
+                Copied::Safe => delivery.ack().await,
+                Copied::TooLarge { reason } => {
+                    tracing::warn!(consumer, event_id, "the dead letter tells no reason: {reason}");
+                    // The queue's own dead-lettering moves the message as it is.
+                    delivery.reject(false).await
+                }
+            };
+            (outcome, settled)
         }
         Verdict::Retry { error } => {
             let wait = retry_wait(delivery.delivery_count.unwrap_or(0), shared.settings.retry_wait);
@@ -61,16 +83,54 @@ pub(crate) async fn settle<H: Handler>(
             );
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                () = ending.cancelled() => {}
+                () = signals.ending.cancelled() => {}
             }
             (Outcome::Retried, delivery.reject(true).await)
         }
+        Verdict::Keep(error) => return Err(error),
     };
     metrics::count(consumer, outcome);
     if settled == Settled::Lost {
         tracing::debug!(consumer, outcome = outcome.label(), "settled too late: it will be delivered again");
     }
     Ok(())
+}
+
+/// Judges a message again for as long as the database cannot work, or until the session ends. The message is kept meanwhile:
+/// to give it back would bring it, and what was sent with it, one delivery closer to the limit.
+///
+/// When that takes longer than the broker waits for an acknowledgement (30 minutes, by default), it ends the subscription,
+/// and the next one begins when the database takes writes.
+async fn judge_until_known<H: Handler>(
+    shared: &Shared<H>,
+    delivery: &Delivery,
+    signals: &Signals,
+) -> Result<Verdict, Error> {
+    let mut backoff = Backoff::for_service();
+    let mut was_kept = false;
+    loop {
+        let verdict = judge(shared, delivery).await?;
+        let is_ending = signals.ending.is_cancelled();
+        match verdict {
+            Verdict::Keep(error) if !is_ending => {
+                was_kept = true;
+                let wait = backoff.next_wait();
+                shared.not_consuming(&chain(&error), wait);
+                tokio::select! {
+                    () = tokio::time::sleep(wait) => {}
+                    () = signals.ending.cancelled() => return Err(error),
+                }
+            }
+            Verdict::Keep(error) => return Err(error),
+            verdict => {
+                signals.judged.notify_one();
+                if was_kept && !is_ending {
+                    (shared.settings.on_readiness)(Readiness::Ready);
+                }
+                return Ok(verdict);
+            }
+        }
+    }
 }
 
 async fn judge<H: Handler>(shared: &Shared<H>, delivery: &Delivery) -> Result<Verdict, Error> {
@@ -114,10 +174,11 @@ fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Er
         Ok(Effect::Taken) => return Ok(Verdict::Settled(Outcome::Effect)),
         Ok(Effect::Duplicate) => return Ok(Verdict::Settled(Outcome::Duplicate)),
         Err(Setback::DeadConnection(error) | Setback::Unsettled(error)) => return Err(error),
+        Err(Setback::Refused(error)) => return Ok(Verdict::Keep(error)),
         Err(Setback::Handler(error @ HandlerError::Permanent(_))) => {
-            return Ok(Verdict::Dead { reason: Reason::Permanent, error: chain(&error) });
+            return Ok(Verdict::Dead { reason: Reason::Permanent, error: told(&error) });
         }
-        Err(Setback::Handler(error) | Setback::Conflict(error) | Setback::Twin(error)) => chain(&error),
+        Err(Setback::Handler(error) | Setback::Conflict(error) | Setback::Twin(error)) => told(&error),
         Err(Setback::OverBudget) => "the handler exceeded its time budget".to_owned(),
         Err(Setback::Panicked) => "the handler panicked".to_owned(),
     };
@@ -132,7 +193,7 @@ fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Er
 fn retry_wait(earlier_deliveries: i64, (shortest, longest): (Duration, Duration)) -> Duration {
     let doublings = u32::try_from(earlier_deliveries.clamp(0, 20)).unwrap_or(0);
     let step = shortest.saturating_mul(1 << doublings).min(longest);
-    semel_core::backoff::Backoff::new(step, step).next_wait()
+    Backoff::new(step, step).next_wait()
 }
 
 #[cfg(test)]
@@ -174,5 +235,11 @@ mod tests {
     fn an_unknown_outcome_settles_nothing() {
         let error = Error::Database { attempted: "commit", source: sqlx::Error::PoolTimedOut };
         assert!(verdict(Err(Setback::Unsettled(error)), true).is_err());
+    }
+
+    #[test]
+    fn a_database_that_cannot_work_kills_no_message() {
+        let refused = Error::Refused { told: "SQLSTATE 25006".to_owned() };
+        assert!(matches!(verdict(Err(Setback::Refused(refused)), true), Ok(Verdict::Keep(_))));
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! Messages are handled in tasks of the process's [`Lifecycle`], which are awaited and never cut off half-way: a database
 //! call that is dropped leaves its connection in an unknown state. Whatever ends the session, messages in work are finished
-//! first, then the channel is closed, which returns to the queue what was not acknowledged.
+//! first, each call of theirs within its limit; then the channel is closed, which returns to the queue what was not
+//! acknowledged, one delivery closer to its limit. So a session fetches nothing before the database has taken a write, and
+//! the one after a failure fetches one message at first: a second failure is then the cost of that one alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +16,25 @@ use semel_core::lifecycle::Lifecycle;
 use semel_core::schema::{self, INBOX};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
-use crate::builder::TopologyMode;
+use crate::builder::{Readiness, TopologyMode};
 use crate::consumer::Shared;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::message;
+use crate::message::{self, Signals};
+use crate::transaction::probe;
 
 /// How often an idle loop turns.
-const TURN: Duration = Duration::from_secs(5);
+const TURN: Duration = Duration::from_secs(1);
+
+/// How many messages the broker sends ahead.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Ahead {
+    /// As many as the settings say.
+    Full,
+    /// One, until it is known what is to be done with it.
+    One,
+}
 
 pub(crate) struct Session<H> {
     shared: Arc<Shared<H>>,
@@ -31,16 +42,18 @@ pub(crate) struct Session<H> {
     /// Messages that may be handled at the moment.
     places: Arc<Semaphore>,
     running: FuturesUnordered<JoinHandle<Result<(), Error>>>,
-    /// Ends the waits of messages that are about to be given back.
-    ending: CancellationToken,
+    signals: Arc<Signals>,
+    ahead: Ahead,
 }
 
 impl<H: Handler> Session<H> {
-    /// Sees that topology and tables are there, and subscribes.
-    pub(crate) async fn open(shared: &Arc<Shared<H>>) -> Result<Self, Error> {
+    /// Sees that topology and tables are there and that the database takes writes, and subscribes.
+    pub(crate) async fn open(shared: &Arc<Shared<H>>, ahead: Ahead) -> Result<Self, Error> {
         let settings = &shared.settings;
         // First of all, so that nothing is fetched that could only be given back, which counts towards its limit.
         schema::verify(&shared.pool, &[&INBOX]).await?;
+        probe(&shared.pool, settings).await?;
+        shared.beat();
         if settings.topology_mode != TopologyMode::Off {
             let connection = Connection::open(&shared.broker, &settings.name).await?;
             match settings.topology_mode {
@@ -50,26 +63,38 @@ impl<H: Handler> Session<H> {
             }
             connection.close().await;
         }
+        shared.beat();
         let queue = &settings.topology.queue;
-        let subscription =
-            Subscription::open(&shared.broker, &settings.name, queue, settings.prefetch).await?;
+        let prefetch = match ahead {
+            Ahead::Full => settings.prefetch,
+            Ahead::One => 1,
+        };
+        let subscription = Subscription::open(&shared.broker, &settings.name, queue, prefetch).await?;
         Ok(Self {
             shared: Arc::clone(shared),
             subscription,
             places: Arc::new(Semaphore::new(usize::from(settings.concurrency))),
             running: FuturesUnordered::new(),
-            ending: CancellationToken::new(),
+            signals: Arc::default(),
+            ahead,
         })
     }
 
     /// Works until the soft stop, or until something ends the subscription.
     pub(crate) async fn work(mut self, life: &Lifecycle) -> Result<(), Error> {
         let ended = self.take(life).await;
-        self.ending.cancel();
+        self.signals.ending.cancel();
+        (self.shared.settings.on_readiness)(Readiness::NotReady("takes no more messages"));
         let mut finished = Ok(());
-        while let Some(done) = self.running.next().await {
-            self.shared.settings.heartbeat.beat();
-            finished = finished.and(outcome(done));
+        loop {
+            self.shared.beat();
+            tokio::select! {
+                done = self.running.next() => match done {
+                    Some(done) => finished = finished.and(outcome(done)),
+                    None => break,
+                },
+                () = tokio::time::sleep(TURN) => {}
+            }
         }
         self.subscription.close().await;
         ended.and(finished)
@@ -78,13 +103,17 @@ impl<H: Handler> Session<H> {
     async fn take(&mut self, life: &Lifecycle) -> Result<(), Error> {
         let mut place: Option<OwnedSemaphorePermit> = None;
         loop {
-            self.shared.settings.heartbeat.beat();
+            self.shared.beat();
             let mut taken: Option<Delivery> = None;
             tokio::select! {
                 // In this order, so that nothing is taken after a stop.
                 biased;
                 () = life.stopping() => return Ok(()),
                 Some(done) = self.running.next() => outcome(done)?,
+                () = self.signals.judged.notified(), if self.ahead == Ahead::One => {
+                    self.subscription.set_prefetch(self.shared.settings.prefetch).await?;
+                    self.ahead = Ahead::Full;
+                }
                 free = Arc::clone(&self.places).acquire_owned(), if place.is_none() => place = free.ok(),
                 delivery = self.subscription.next(), if place.is_some() => taken = Some(delivery?),
                 () = tokio::time::sleep(TURN) => {}
@@ -93,8 +122,8 @@ impl<H: Handler> Session<H> {
                 && let Some(place) = place.take()
             {
                 let shared = Arc::clone(&self.shared);
-                let ending = self.ending.clone();
-                self.running.push(life.spawn(message::settle(shared, delivery, place, ending)));
+                let signals = Arc::clone(&self.signals);
+                self.running.push(life.spawn(message::settle(shared, delivery, place, signals)));
             }
         }
     }

@@ -94,7 +94,9 @@ async fn transact<H: Handler>(
         }
         Err(error) => {
             let setback = not_recorded(error);
-            if ended_by_an_answer(&Err(setback)) {}
+            if matches!(setback, Setback::Conflict(_) | Setback::Twin(_)) {
+                roll_back(tx, limit).await?;
+            }
             return Err(setback);
         }
     }
@@ -111,4 +113,121 @@ async fn transact<H: Handler>(
     };
     abandon(&mut tx, limit).await.map_err(unsettled("roll back a transaction"))?;
     Err(setback)
+}
+
+async fn commit(mut tx: Transaction<'_, Postgres>, limit: Duration) -> Result<Effect, Setback> {
+    if let Err(error) = within(limit, check(&mut tx)).await {
+        if is_silent(&error) {
+            return Err(unsettled("check a transaction")(error));
+        }
+        roll_back(tx, limit).await?;
+        return Err(failed(error.into()));
+    }
+    semel_core::failpoint!(crate::failpoints::BEFORE_COMMIT);
+    within(limit, tx.commit()).await.map_err(|error| match failure(&error) {
+        Failure::Unknown => unsettled("commit a transaction: its outcome is unknown")(error),
+        Failure::Conflict | Failure::LockTimeout | Failure::Refused => failed(error.into()),
+    })?;
+    semel_core::failpoint!(crate::failpoints::AFTER_COMMIT);
+    Ok(Effect::Taken)
+}
+
+/// Fails where COMMIT would, but for a lost connection. Deferred constraints are checked while it is still known that
+/// nothing is committed. And in a transaction whose handler swallowed a failed statement, COMMIT would roll back and
+/// report success; this statement fails.
+async fn check(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
+    tx.execute("SET CONSTRAINTS ALL IMMEDIATE").await.map(drop)
+}
+
+/// Ends a transaction whose handler has ended by itself.
+async fn roll_back(tx: Transaction<'_, Postgres>, limit: Duration) -> Result<(), Setback> {
+    match within(limit, tx.rollback()).await {
+        Err(error) if failure(&error) == Failure::Unknown => Err(unsettled("roll back a transaction")(error)),
+        // An answer to a statement that the handler gave up waiting for; the ROLLBACK is queued behind it.
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Ends a transaction whose handler was dropped. Not through `Transaction`, because the handler may have left a savepoint.
+async fn abandon(tx: &mut PgConnection, limit: Duration) -> Result<(), sqlx::Error> {
+    match within(limit, database::roll_back(tx)).await {
+        // An answer to the statement that ran when the handler was dropped; the next one is to the ROLLBACK.
+        Err(error) if failure(&error) != Failure::Unknown => within(limit, database::roll_back(tx)).await,
+        ended => ended,
+    }
+}
+
+/// Sees that the database takes the row of an event, by writing one and taking it back.
+///
+/// Looking at the tables is not enough: a database that is read-only or full shows them, and every message that is fetched
+/// in vain is one delivery closer to its limit.
+pub(crate) async fn probe(pool: &PgPool, settings: &Settings) -> Result<(), Error> {
+    let budget = settings.budget.min(PROBE_BUDGET);
+    let limit = budget + settings.answer_limit;
+    let failed = |attempted| move |source| Error::Database { attempted, source };
+    let mut lease = Lease::take(pool).await.map_err(failed("get a database connection"))?;
+    let begin = lease.begin_with(AssertSqlSafe(begin_statement(budget)));
+    let mut tx = within(limit, begin).await.map_err(failed("begin a transaction"))?;
+    let record = inbox::record_once(&mut tx, &settings.name, Uuid::new_v4());
+    within(limit, record).await.map_err(failed("write to the database"))?;
+    within(limit, tx.rollback()).await.map_err(failed("roll back a transaction"))?;
+    lease.give_back(limit);
+    Ok(())
+}
+
+/// A single row of a random event waits for nobody, but for a table that is being changed.
+const PROBE_BUDGET: Duration = Duration::from_secs(5);
+
+/// The server ends a statement, or a wait for a twin's lock, that outlasts the budget, so that dropping a handler never
+/// leaves one running. One round trip.
+fn begin_statement(budget: Duration) -> String {
+    let budget = budget.as_millis();
+    format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {budget}; SET LOCAL lock_timeout = {budget}"
+    )
+}
+
+/// Of a transaction that is rolled back.
+fn failed(error: HandlerError) -> Setback {
+    if error.is_refusal_to_work() {
+        Setback::Refused(Error::Refused { told: told(&error) })
+    } else if error.is_conflict() {
+        Setback::Conflict(error)
+    } else {
+        Setback::Handler(error)
+    }
+}
+
+/// The statement is ours, so its failure is never the event's fault.
+fn not_recorded(source: sqlx::Error) -> Setback {
+    let attempted = "record an event as processed";
+    match failure(&source) {
+        Failure::Conflict => Setback::Conflict(HandlerError::transient(source)),
+        Failure::LockTimeout => Setback::Twin(HandlerError::transient(source)),
+        Failure::Refused if sqlstate(&source).as_deref() == Some(QUERY_CANCELED) => {
+            Setback::Twin(HandlerError::transient(source))
+        }
+        Failure::Refused => Setback::Refused(Error::Database { attempted, source }),
+        Failure::Unknown => lost(attempted)(source),
+    }
+}
+
+/// What `statement_timeout` gives.
+const QUERY_CANCELED: &str = "57014";
+
+/// A connection that fell silent has cost as much time as there is: the others of the pool are not tried.
+fn lost(attempted: &'static str) -> impl Fn(sqlx::Error) -> Setback {
+    move |source| {
+        let is_silent = is_silent(&source);
+        let error = Error::Database { attempted, source };
+        if is_silent { Setback::Unsettled(error) } else { Setback::DeadConnection(error) }
+    }
+}
+
+fn is_silent(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut)
+}
+
+fn unsettled(attempted: &'static str) -> impl Fn(sqlx::Error) -> Setback {
+    move |source| Setback::Unsettled(Error::Database { attempted, source })
 }

@@ -4,8 +4,8 @@
 //! the ledger's own database. Every transaction's entries sum to zero per currency, which the database enforces. A crash
 //! at any point leaves either all of that or none, and the message unacknowledged.
 //!
-//! What cannot be booked (an amount that is not positive, a currency that is none) goes to the dead letters of
-//! its queue. It publishes nothing itself: a relay on the ledger's database does.
+//! What cannot be booked (an amount that is not positive, a currency that is none, an event of another type) goes to the
+//! dead letters of its queue. It publishes nothing itself: a relay on the ledger's database does.
 
 mod booking;
 mod options;
@@ -19,8 +19,8 @@ use semel_core::{database, telemetry};
 use sqlx::PgPool;
 
 pub use booking::{
-    AGGREGATE_TYPE, Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, OrderPlaced, PAYMENT_CREATED, PaymentCreated,
-    ROUTING_KEYS,
+    AGGREGATE_TYPE, Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, OrderPlaced, PAYMENT_CREATED,
+    PaymentCreated, ROUTING_KEYS,
 };
 pub use options::{Config, Options, TopologyMode};
 pub use schema::{LEDGER, SETS};
@@ -59,9 +59,11 @@ pub async fn run(options: Options) -> Result<(), Failure> {
 }
 
 fn consumer(config: &Config, pool: &PgPool) -> ConsumerBuilder {
-    Consumer::builder(CONSUMER, pool.clone(), config.broker.clone(), config.queue.as_str())
+    let consumer = Consumer::builder(CONSUMER, pool.clone(), config.broker.clone(), config.queue.as_str());
+    ROUTING_KEYS
+        .iter()
+        .fold(consumer, |consumer, key| consumer.bind(*key))
         .exchange(config.exchange.as_str())
-        .bind(ORDER_PLACED)
         .topology(config.topology.into())
         .prefetch(config.prefetch)
         .concurrency(config.concurrency)

@@ -8,7 +8,7 @@ use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
 
-/// Books every placed order in a double-entry ledger, in a database of its own, exactly once.
+/// Books every placed order and every payment in a double-entry ledger, in a database of its own, exactly once.
 #[derive(Parser)]
 #[command(name = "semel-ledger", version, about, long_about = None, subcommand_negates_reqs = true)]
 pub struct Options {
@@ -29,7 +29,7 @@ pub struct Options {
     #[arg(long, env = "SEMEL_EXCHANGE", default_value = "semel.events", value_name = "NAME")]
     exchange: String,
     /// Queue to consume; its dead letters are in the queue of that name with ".dead" appended.
-    #[arg(long, env = "SEMEL_LEDGER_QUEUE", default_value = "ledger.orders", value_name = "NAME")]
+    #[arg(long, env = "SEMEL_LEDGER_QUEUE", default_value = "ledger.bookings", value_name = "NAME")]
     queue: String,
     /// What is done about exchange and queues at start.
     #[arg(long, env = "SEMEL_TOPOLOGY", default_value = "declare", value_name = "MODE")]
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn the_defaults_name_exchange_and_queue() {
         let config = parsed(&[]).unwrap().config().unwrap();
-        assert_eq!((config.exchange.as_str(), config.queue.as_str()), ("semel.events", "ledger.orders"));
+        assert_eq!((config.exchange.as_str(), config.queue.as_str()), ("semel.events", "ledger.bookings"));
         assert!(!format!("{config:?}").contains("s3cret"));
     }
 

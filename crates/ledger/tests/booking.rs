@@ -5,7 +5,9 @@
 use semel_consumer_kit::{Event, Handler as _, HandlerError};
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::derive;
-use semel_ledger::{BookOrder, CONSUMER, LEDGER_POSTED, OrderPlaced, SETS};
+use semel_ledger::{Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, PAYMENT_CREATED, SETS};
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use uuid::Uuid;
 
@@ -29,11 +31,38 @@ impl Books {
         Self { connection: database::connect(&url, "ledger-test").await.unwrap(), admin, name }
     }
 
-    /// Books an order in a transaction of its own.
-    async fn book(&mut self, event: Event<OrderPlaced>) -> Result<(), HandlerError> {
+    /// Books an event in a transaction of its own.
+    async fn book(&mut self, event: Event<Box<RawValue>>) -> Result<(), HandlerError> {
         let mut tx = self.connection.begin().await?;
-        BookOrder::new("test".parse().unwrap()).handle(&mut tx, event).await?;
+        Book::new("test".parse().unwrap()).handle(&mut tx, event).await?;
         Ok(tx.commit().await?)
+    }
+
+    /// Transaction, event, client, type and id of the source of what is booked.
+    async fn transactions(&mut self) -> Vec<(Uuid, Uuid, String, String, String)> {
+        sqlx::query_as(
+            "SELECT transaction_id, event_id, client_id, source_type, source_id FROM ledger_transactions",
+        )
+        .fetch_all(&mut self.connection)
+        .await
+        .unwrap()
+    }
+
+    /// Account, currency and amount of all entries.
+    async fn entries(&mut self) -> Vec<(String, String, i64)> {
+        sqlx::query_as("SELECT account, currency, amount FROM ledger_entries ORDER BY account, amount")
+            .fetch_all(&mut self.connection)
+            .await
+            .unwrap()
+    }
+
+    /// Checks that nothing is booked and nothing told.
+    async fn expect_empty(&mut self) {
+        for table in ["ledger_transactions", "ledger_entries", "outbox"] {
+            let count = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+            let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut self.connection).await.unwrap();
+            assert_eq!(rows, 0, "{table}");
+        }
     }
 
     async fn close(mut self) {
@@ -42,54 +71,52 @@ impl Books {
     }
 }
 
-fn order() -> Event<OrderPlaced> {
-    let payload = OrderPlaced {
-        order_id: Uuid::new_v4(),
-        client_id: "acme".to_owned(),
-        amount: 500,
-        currency: "EUR".to_owned(),
-    };
-    Event::new(Uuid::new_v4(), payload)
+fn event(event_type: &str, payload: &Value) -> Event<Box<RawValue>> {
+    let mut event = Event::new(Uuid::new_v4(), to_raw_value(payload).unwrap());
+    event.event_type = Some(event_type.to_owned());
+    event
 }
 
-#[tokio::test]
-async fn an_order_is_a_debit_and_a_credit_and_an_event() {
+fn order(order_id: Uuid) -> Value {
+    json!({
+        "order_id": order_id, "client_id": "acme", "reference": "A-1", "amount": 500, "currency": "EUR",
+        "event_id": Uuid::new_v4(),
+    })
+}
+
+fn payment(payment_id: Uuid) -> Value {
+    json!({
+        "payment_id": payment_id, "client_id": "acme", "reference": "A-1", "amount": 500, "currency": "EUR",
+        "event_id": Uuid::new_v4(),
+    })
+}
+
+/// Books an event, and checks the booking, its two entries and the event that tells of it.
+async fn expect_booked(event_type: &str, payload: &Value, source: (&str, Uuid), debit: &str, credit: &str) {
     let mut books = Books::new().await;
-    let mut event = order();
+    let mut event = event(event_type, payload);
     event.trace_context = Some("00-ab-cd-01".to_owned());
     books.book(event.clone()).await.unwrap();
 
-    let booked: Vec<(Uuid, Uuid, String, String, String)> = sqlx::query_as(
-        "SELECT transaction_id, event_id, client_id, source_type, source_id FROM ledger_transactions",
-    )
-    .fetch_all(&mut books.connection)
-    .await
-    .unwrap();
+    let booked = books.transactions().await;
     let transaction = booked[0].0;
-    let order_id = event.payload.order_id.to_string();
-    assert_eq!(booked, [(transaction, event.id, "acme".into(), "order".into(), order_id.clone())]);
+    let (source_type, source_id) = (source.0.to_owned(), source.1.to_string());
+    assert_eq!(booked, [(transaction, event.id, "acme".into(), source_type.clone(), source_id.clone())]);
+    let entry = |account: &str, amount| (account.to_owned(), "EUR".to_owned(), amount);
+    assert_eq!(books.entries().await, [entry(debit, 500), entry(credit, -500)]);
 
-    let entries: Vec<(Uuid, String, String, i64)> = sqlx::query_as(
-        "SELECT transaction_id, account, currency, amount FROM ledger_entries ORDER BY account",
-    )
-    .fetch_all(&mut books.connection)
-    .await
-    .unwrap();
-    let entry = |account: &str, amount| (transaction, account.to_owned(), "EUR".to_owned(), amount);
-    assert_eq!(entries, [entry("receivables", 500), entry("sales", -500)]);
-
-    let told: Vec<(Uuid, String, String, String, serde_json::Value, serde_json::Value)> = sqlx::query_as(
+    let told: Vec<(Uuid, String, String, String, Value, Value)> = sqlx::query_as(
         "SELECT event_id, aggregate_type, aggregate_id, event_type, payload, headers FROM outbox",
     )
     .fetch_all(&mut books.connection)
     .await
     .unwrap();
     let told_id = derive::from_event(&"test".parse().unwrap(), CONSUMER, event.id, LEDGER_POSTED);
-    let payload = serde_json::json!({
-        "event_id": told_id, "transaction_id": transaction, "client_id": "acme", "source_type": "order",
-        "source_id": order_id, "amount": 500, "currency": "EUR",
+    let payload = json!({
+        "event_id": told_id, "transaction_id": transaction, "client_id": "acme", "source_type": source_type,
+        "source_id": source_id, "amount": 500, "currency": "EUR",
     });
-    let headers = serde_json::json!({ "traceparent": "00-ab-cd-01" });
+    let headers = json!({ "traceparent": "00-ab-cd-01" });
     let posted = "LedgerPosted".to_owned();
     assert_eq!(
         told,
@@ -99,27 +126,133 @@ async fn an_order_is_a_debit_and_a_credit_and_an_event() {
 }
 
 #[tokio::test]
-async fn an_order_that_cannot_be_booked_is_refused_for_good() {
+async fn an_order_is_a_debit_and_a_credit_and_an_event() {
+    let id = Uuid::new_v4();
+    expect_booked(ORDER_PLACED, &order(id), ("order", id), "receivables", "sales").await;
+}
+
+#[tokio::test]
+async fn a_payment_turns_receivables_into_cash() {
+    let id = Uuid::new_v4();
+    expect_booked(PAYMENT_CREATED, &payment(id), ("payment", id), "cash", "receivables").await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_booked_is_refused_for_good() {
     let mut books = Books::new().await;
-    let changes: [fn(&mut OrderPlaced); 7] = [
-        |order| order.amount = 0,
-        |order| order.amount = i64::MIN,
-        |order| order.currency = "eur".to_owned(),
-        |order| order.currency = "EURO".to_owned(),
-        |order| order.client_id = String::new(),
-        |order| order.client_id = "x".repeat(64),
-        |order| order.client_id = "a\0b".to_owned(),
+    let changes = [
+        ("amount", json!(0)),
+        ("amount", json!(i64::MIN)),
+        ("amount", json!(1.5)),
+        ("currency", json!("eur")),
+        ("currency", json!("EURO")),
+        ("client_id", json!("")),
+        ("client_id", json!("x".repeat(64))),
+        ("client_id", json!("a\0b")),
+        ("client_id", Value::Null),
     ];
-    for change in changes {
-        let mut event = order();
-        change(&mut event.payload);
-        let error = books.book(event.clone()).await.unwrap_err();
-        assert!(matches!(error, HandlerError::Permanent(_)), "{error:?} for {:?}", event.payload);
+    for (event_type, payload) in [(ORDER_PLACED, order(Uuid::nil())), (PAYMENT_CREATED, payment(Uuid::nil()))]
+    {
+        for (field, value) in &changes {
+            let mut payload = payload.clone();
+            payload[field] = value.clone();
+            let error = books.book(event(event_type, &payload)).await.unwrap_err();
+            assert!(matches!(error, HandlerError::Permanent(_)), "{error:?} for {payload}");
+        }
     }
-    for table in ["ledger_transactions", "ledger_entries", "outbox"] {
-        let count = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
-        let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut books.connection).await.unwrap();
-        assert_eq!(rows, 0, "{table}");
+    books.expect_empty().await;
+    books.close().await;
+}
+
+#[tokio::test]
+async fn the_type_decides_what_an_event_tells() {
+    let mut books = Books::new().await;
+    let both = json!({
+        "order_id": Uuid::from_u128(1), "payment_id": Uuid::from_u128(2), "client_id": "acme", "amount": 1,
+        "currency": "EUR",
+    });
+    let mut untyped = event(ORDER_PLACED, &both);
+    untyped.event_type = None;
+    let others = ["PaymentDeclined", "PaymentCanceled", "orderplaced", ""].map(|name| event(name, &both));
+    for event in others.into_iter().chain([untyped, event(ORDER_PLACED, &payment(Uuid::nil()))]) {
+        let error = books.book(event.clone()).await.unwrap_err();
+        assert!(matches!(error, HandlerError::Permanent(_)), "{error:?} for {event:?}");
+    }
+    books.expect_empty().await;
+    books.book(event(PAYMENT_CREATED, &both)).await.unwrap();
+    let booked = books.transactions().await;
+    assert_eq!(
+        (booked[0].3.as_str(), booked[0].4.as_str()),
+        ("payment", Uuid::from_u128(2).to_string().as_str())
+    );
+    books.close().await;
+}
+
+#[tokio::test]
+async fn a_refusal_shows_nothing_of_the_payload() {
+    let mut books = Books::new().await;
+    let mut payload = order(Uuid::nil());
+    payload["amount"] = json!("4242");
+    let error = books.book(event(ORDER_PLACED, &payload)).await.unwrap_err();
+    assert!(!format!("{error:?}").contains("4242"), "{error:?}");
+    books.close().await;
+}
+
+#[tokio::test]
+async fn the_database_refuses_what_does_not_balance_at_commit() {
+    let mut books = Books::new().await;
+    let refused = [
+        // One-sided, short of a unit, balanced over currencies but in none of them.
+        "('cash', 'EUR', 500)",
+        "('cash', 'EUR', 500), ('receivables', 'EUR', -499)",
+        "('cash', 'EUR', 500), ('receivables', 'USD', -500)",
+    ];
+    for entries in refused {
+        let mut tx = books.connection.begin().await.unwrap();
+        enter(&mut tx, entries).await;
+        let error = tx.commit().await.unwrap_err();
+        let refusal = error.as_database_error().unwrap();
+        assert_eq!(
+            (refusal.code().as_deref(), refusal.constraint()),
+            (Some("23514"), Some("ledger_entries_balance")),
+            "{entries}: {error}"
+        );
+    }
+    books.expect_empty().await;
+
+    let mut tx = books.connection.begin().await.unwrap();
+    enter(
+        &mut tx,
+        "('cash', 'EUR', 500), ('receivables', 'EUR', -500), ('cash', 'USD', 1), ('sales', 'USD', -1)",
+    )
+    .await;
+    tx.commit().await.unwrap();
+    // Nor can a booking be made unbalanced afterwards.
+    for change in [
+        "UPDATE ledger_entries SET amount = 7 WHERE account = 'sales'",
+        "DELETE FROM ledger_entries WHERE account = 'sales'",
+    ] {
+        let error = books.connection.execute(change).await.unwrap_err();
+        assert_eq!(
+            error.as_database_error().and_then(|error| error.constraint()),
+            Some("ledger_entries_balance"),
+            "{change}: {error}"
+        );
     }
     books.close().await;
+}
+
+/// Writes a transaction with these entries, as whoever writes past the ledger would.
+async fn enter(tx: &mut PgConnection, entries: &str) {
+    tx.execute(AssertSqlSafe(format!(
+        "WITH booked AS (
+             INSERT INTO ledger_transactions (event_id, client_id, source_type, source_id)
+             VALUES (gen_random_uuid(), 'acme', 'order', '1') RETURNING transaction_id
+         )
+         INSERT INTO ledger_entries (transaction_id, account, currency, amount)
+         SELECT transaction_id, account, currency, amount
+         FROM booked, (VALUES {entries}) AS entries (account, currency, amount)"
+    )))
+    .await
+    .unwrap();
 }

@@ -1,4 +1,4 @@
 //! The reaper's failpoints.
 
-/// Rows are deleted, nothing is committed.
+/// Expired keys are deleted, nothing is committed.
 pub const BEFORE_COMMIT: &str = "reaper.before_commit";

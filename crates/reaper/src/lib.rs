@@ -41,7 +41,7 @@ use audit::Audit;
 use health::Telling;
 use options::Command;
 use recovery::Recovery;
-use retention::{Kept, Retention};
+use retention::{Kept, Retention, Walks};
 
 const NAME: &str = "semel-reaper";
 
@@ -125,14 +125,14 @@ async fn work(config: &Config, daemon: &Daemon, pool: &PgPool) -> Result<(), Box
     let reaper = Reaper::new(pool.clone(), config.batch);
     let (health, life) = (daemon.health.clone(), daemon.life.clone());
     loops.start("keys", Telling { work: reaper, health, life });
-    for (kept, age) in [
+    let walks = [
         (Kept::PublishedEvents, config.events),
         (Kept::ProcessedEvents, config.processed),
         (Kept::ProviderAnswers, config.evidence),
         (Kept::OperatorActions, config.actions),
-    ] {
-        loops.start(kept.label(), Retention::new(pool.clone(), kept, age, config.batch));
-    }
+    ]
+    .map(|(kept, age)| Retention::new(pool.clone(), kept, age, config.batch));
+    loops.start("retention", Walks::new(walks.into()));
     if let Some(payments) = &config.payments {
         start_payments(&mut loops, payments, pool)?;
     } else {

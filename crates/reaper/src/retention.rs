@@ -14,12 +14,10 @@ use std::time::Duration;
 use ::metrics::counter;
 use semel_core::lifecycle::{Pass, Work};
 use semel_core::walk::{self, Blocks};
-use semel_core::{failpoint, inbox, operators, outbox};
+use semel_core::{inbox, operators, outbox};
 use semel_payments::payments::retention::reap_evidence;
 use sqlx::{PgConnection, PgPool};
 
-#[cfg(feature = "failpoints")]
-use crate::failpoints;
 use crate::metrics;
 
 /// How many blocks one pass looks at: 8 MiB.
@@ -109,17 +107,15 @@ impl Work for Retention {
     type Error = sqlx::Error;
 
     async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
-        let mut tx = self.pool.begin().await?;
-        let Some(size) = walk::blocks_of(&mut tx, self.kept.table()).await? else {
+        let mut connection = self.pool.acquire().await?;
+        let Some(size) = walk::blocks_of(&mut connection, self.kept.table()).await? else {
             return Ok(Pass::Idle);
         };
         if self.next >= size {
             self.next = 0;
         }
         let blocks = Blocks { first: self.next, end: self.next + self.blocks };
-        let reaped = self.kept.reap(&mut tx, blocks, self.age, i64::from(self.batch)).await?;
-        failpoint!(failpoints::BEFORE_COMMIT);
-        tx.commit().await?;
+        let reaped = self.kept.reap(&mut connection, blocks, self.age, i64::from(self.batch)).await?;
         counter!(metrics::REAPED, "kind" => self.kept.label()).increment(reaped);
         if reaped == u64::from(self.batch) {
             // These blocks may hold more.
@@ -131,5 +127,42 @@ impl Work for Retention {
             _ if self.next < size => Pass::Full,
             _ => Pass::Worked,
         })
+    }
+}
+
+/// Walks several tables, in turn.
+#[derive(Debug)]
+pub struct Walks {
+    walks: Vec<(Retention, Pass)>,
+}
+
+impl Walks {
+    /// Walks these.
+    #[must_use]
+    pub fn new(walks: Vec<Retention>) -> Self {
+        Self { walks: walks.into_iter().map(|walk| (walk, Pass::Idle)).collect() }
+    }
+}
+
+impl Work for Walks {
+    type Error = sqlx::Error;
+
+    async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
+        // A table with more to delete goes on at once, without the others being read again for nothing.
+        let some_have_more = self.walks.iter().any(|(_, last)| *last == Pass::Full);
+        let (mut found, mut failed) = (Pass::Idle, None);
+        for (walk, last) in self.walks.iter_mut().filter(|(_, last)| !some_have_more || *last == Pass::Full) {
+            // One table that cannot be walked keeps no other from it.
+            *last = walk.run_once().await.unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                Pass::Idle
+            });
+            found = match (found, *last) {
+                (Pass::Full, _) | (_, Pass::Full) => Pass::Full,
+                (Pass::Worked, _) | (_, Pass::Worked) => Pass::Worked,
+                (Pass::Idle, Pass::Idle) => Pass::Idle,
+            };
+        }
+        failed.map_or(Ok(found), Err)
     }
 }

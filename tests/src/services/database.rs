@@ -20,6 +20,10 @@ pub struct Database {
     owed: AtomicBool,
 }
 
+/// A database as it once stood.
+#[derive(Debug)]
+pub struct Backup(Database);
+
 impl Database {
     pub(super) async fn create(server: &Postgres, prefix: &str) -> Result<Self> {
         check_name(prefix)?;
@@ -99,6 +103,42 @@ impl Database {
                          WHERE datname = current_database() AND pid <> pg_backend_pid()";
         let row = sqlx::query(terminate).fetch_one(&mut connection).await.context("terminating sessions")?;
         row.try_get(0).context("counting terminated sessions")
+    }
+
+    /// Copies it as it stands, for [`restore`](Self::restore). Nobody may be connected to it.
+    ///
+    /// # Errors
+    ///
+    /// Somebody is, or the server does not answer.
+    pub async fn back_up(&self) -> Result<Backup> {
+        let backup =
+            Self { name: unique_name("backup"), server: self.server.clone(), owed: AtomicBool::new(true) };
+        let owner = self.server.password.as_ref().map(|_| format!(" OWNER {ROLE}")).unwrap_or_default();
+        let create = format!("CREATE DATABASE \"{}\" TEMPLATE \"{}\"{owner}", backup.name, self.name);
+        let mut connection = self.server.connect().await?;
+        connection
+            .execute(AssertSqlSafe(create))
+            .await
+            .with_context(|| format!("copying the database {}", self.name))?;
+        Ok(Backup(backup))
+    }
+
+    /// Replaces it by what it was when the backup was made. Sessions in it are terminated.
+    ///
+    /// # Errors
+    ///
+    /// The server does not answer.
+    pub async fn restore(&self, backup: Backup) -> Result<()> {
+        destroy(&self.server, &self.name).await?;
+        let rename = format!("ALTER DATABASE \"{}\" RENAME TO \"{}\"", backup.0.name, self.name);
+        let mut connection = self.server.connect().await?;
+        connection
+            .execute(AssertSqlSafe(rename))
+            .await
+            .with_context(|| format!("restoring the database {}", self.name))?;
+        // It has the other's name now, and is the other's to drop.
+        backup.0.owed.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Drops it now, and says whether that worked; dropping the value would tell nobody.

@@ -1,6 +1,7 @@
 //! Whole systems of real processes: how they start, stop, crash, and whether all places agree afterwards.
 
 mod crashes;
+mod links;
 mod reconciliation;
 mod starts;
 mod stops;

@@ -52,29 +52,6 @@ async fn acked_is_gone_requeued_comes_again_and_rejected_is_dead() {
 }
 
 #[tokio::test]
-async fn one_ack_can_settle_everything_before_it() {
-    Bed::run(async |bed| {
-        let queue = bed.queue(QueueKind::Quorum).await;
-        bed.fill(&["1", "2", "3", "4"]).await;
-        let mut subscription = bed.subscription(&queue, 10).await;
-        let mut third = None;
-        for n in 1..=4 {
-            let delivery = next(&mut subscription).await;
-            assert_eq!(delivery.tag, n);
-            if n == 3 {
-                third = Some(delivery);
-            }
-        }
-        assert_eq!(third.unwrap().ack_through().await, Settled::Sent);
-        subscription.close().await;
-        bed.wait_for_count(&queue, 1).await;
-        let left = inspect::take(&bed.connection, &queue, 5).await.unwrap();
-        assert_eq!(left.iter().map(text).collect::<Vec<_>>(), ["4"]);
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn closing_returns_the_unacknowledged_in_order() {
     Bed::run(async |bed| {
         let queue = bed.queue(QueueKind::Quorum).await;

@@ -46,7 +46,7 @@ async fn another_setting_is_an_error_that_names_it() {
                 verify(&bed.connection, &changed).await.unwrap_err(),
             ] {
                 assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
-                assert_eq!(error.disposition(), Disposition::Retry);
+                assert_eq!(error.disposition(), Disposition::Fatal);
                 let text = error.to_string();
                 for part in [before.queue.as_str(), argument, "drain and delete it"] {
                     assert!(text.contains(part), "{text}");

@@ -1,8 +1,10 @@
 //! What cannot be handled, now or ever.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lapin::options::BasicPublishOptions;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, ConnectionProperties};
 use semel_broker::{Delivery, HeaderValue, Settled, Subscription, Topology, inspect, topology};
 use semel_consumer_kit::dead_letter_headers as headers;
@@ -75,12 +77,16 @@ async fn what_is_no_event_becomes_a_dead_letter() {
 }
 
 async fn publish_without_id(exchange: &str) {
+    publish_as_it_is(exchange, BasicProperties::default()).await;
+}
+
+async fn publish_as_it_is(exchange: &str, properties: BasicProperties) {
     let url = std::env::var("AMQP_URL").unwrap();
     let connection = lapin::Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
     let (key, body) = ("order.OrderPlaced", br#"{"act":"Succeed"}"#);
     let options = BasicPublishOptions::default();
-    let sent = channel.basic_publish(exchange.into(), key.into(), options, body, BasicProperties::default());
+    let sent = channel.basic_publish(exchange.into(), key.into(), options, body, properties);
     sent.await.unwrap();
     connection.close(200, "OK".into()).await.unwrap();
 }
@@ -190,6 +196,36 @@ async fn a_swallowed_database_error_is_not_taken_for_an_effect() {
     assert_eq!(reason(&world.dead_letters(1).await[0]), "exhausted");
     assert_eq!(world.effects(event).await, 0);
     assert_eq!(world.count("processed_events").await, 0);
+    consumer.stop().await;
+    world.close().await;
+}
+
+/// The headers of a message travel in one frame, of 128 KiB here.
+#[tokio::test]
+async fn a_message_without_room_for_a_reason_is_moved_to_the_dead_letters_as_it_is() {
+    let world = World::new().await;
+    let consumer = world.start().await;
+    let padding = AMQPValue::LongString("x".repeat(128 * 1024 - 1000).into());
+    let padded = FieldTable::from(BTreeMap::from([(ShortString::from("padding"), padding)]));
+    publish_as_it_is(&world.name, BasicProperties::default().with_headers(padded)).await;
+    world.counted([0, 0, 0, 0, 1]).await;
+    let letters = world.dead_letters(1).await;
+    assert!(letters[0].header("padding").is_some());
+    assert_eq!(letters[0].header(headers::REASON), None);
+    assert_eq!(consumer.losses(), 0);
+    consumer.stop().await;
+    assert_eq!(world.queued().await, 0);
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_does_not_tell_what_the_database_quotes() {
+    let world = World::new().await;
+    let consumer = world.start().await;
+    world.publish(Act::QuoteValue).await;
+    world.counted([0, 0, 0, 1, 0]).await;
+    let error = text(&world.dead_letters(1).await[0], headers::ERROR);
+    assert!(error.ends_with("SQLSTATE 22P02"), "{error}");
     consumer.stop().await;
     world.close().await;
 }

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
 
 mod counters;
+mod database;
 mod effects;
 mod failures;
 mod life;
+mod line;
 mod script;
 mod support;

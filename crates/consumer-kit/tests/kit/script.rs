@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use semel_consumer_kit::{Event, Handler, HandlerError};
 use semel_core::outbox::{self, NewEvent};
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection as _, Executor as _, PgConnection};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 /// What the handler does after it has written a row of `effects`.
@@ -31,6 +32,14 @@ pub(crate) enum Act {
     Conflict(u32),
     /// Loses its connection this often, then succeeds.
     LoseConnection(u32),
+    /// Loses its connection at the first call, and waits at the gate at the second.
+    LoseConnectionThenWait,
+    /// Blocks its thread until the test opens the gate.
+    BlockThread,
+    /// Writes to a table that the test makes later.
+    NeedTable,
+    /// Makes the database quote a value in its error.
+    QuoteValue,
     /// Ignores the failure of a statement, which dooms the transaction.
     Swallow,
     /// Writes a value that a constraint refuses.
@@ -82,9 +91,24 @@ impl Handler for Script {
             Act::Linger => {
                 tx.execute("SELECT pg_sleep(0.02)").await?;
             }
-            Act::WaitAtGate => {
+            Act::LoseConnectionThenWait if call == 1 => {
+                tx.execute("SELECT pg_terminate_backend(pg_backend_pid())").await?;
+            }
+            Act::WaitAtGate | Act::LoseConnectionThenWait => {
                 self.at_gate.add_permits(1);
                 self.gate.acquire().await.unwrap().forget();
+            }
+            Act::BlockThread => {
+                self.at_gate.add_permits(1);
+                while self.gate.try_acquire().map(SemaphorePermit::forget).is_err() {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+            Act::NeedTable => {
+                tx.execute("INSERT INTO made_later VALUES (1)").await?;
+            }
+            Act::QuoteValue => {
+                tx.execute("SELECT 'card 4242'::INT").await?;
             }
             Act::Refuse => {
                 return Err(HandlerError::permanent(format!("no such account {}", "ü".repeat(2000))));

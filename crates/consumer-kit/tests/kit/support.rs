@@ -70,8 +70,13 @@ impl World {
 
     /// Exchange and queue are named like the database.
     pub(crate) fn builder(&self) -> ConsumerBuilder {
+        self.builder_on(self.pool.clone())
+    }
+
+    /// A consumer that reaches the database in its own way.
+    pub(crate) fn builder_on(&self, pool: PgPool) -> ConsumerBuilder {
         let queue = self.name.as_str();
-        Consumer::builder(queue, self.pool.clone(), self.broker.clone(), queue)
+        Consumer::builder(queue, pool, self.broker.clone(), queue)
             .exchange(queue)
             .bind("order.OrderPlaced")
             .retry_wait(Duration::from_millis(1), Duration::from_millis(20))
@@ -166,6 +171,19 @@ impl World {
         .await;
     }
 
+    /// Lets new connections only read, or lets them write again, and ends those that are there.
+    pub(crate) async fn set_read_only(&self, read_only: bool) {
+        let (name, value) = (&self.name, if read_only { "on" } else { "off" });
+        let set = format!("ALTER DATABASE {name} SET default_transaction_read_only = {value}");
+        self.admin.execute(AssertSqlSafe(set)).await.unwrap();
+        let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
+        sqlx::query(end).bind(name).execute(&self.admin).await.unwrap();
+    }
+
+    pub(crate) async fn dead_letter_count(&self) -> u32 {
+        inspect::message_count(&self.connection, &format!("{}.dead", self.name)).await.unwrap()
+    }
+
     pub(crate) async fn queued(&self) -> u32 {
         inspect::message_count(&self.connection, &self.name).await.unwrap()
     }
@@ -200,7 +218,7 @@ pub(crate) async fn make_tables(database: &DatabaseUrl) {
     schema::migrate(database, &[&ENGINE, &INBOX]).await.unwrap();
 }
 
-fn service(variable: &str) -> String {
+pub(crate) fn service(variable: &str) -> String {
     std::env::var(variable).unwrap_or_else(|_| {
         panic!("{variable} is not set: run `cargo xtask test`, which starts a private Postgres and RabbitMQ")
     })
@@ -228,6 +246,10 @@ impl Running {
     /// Waits until the consumer has been unable to work that often.
     pub(crate) async fn lost(&self, times: u32) {
         self.readiness("the consumer to be not ready", |seen| seen.losses >= times).await;
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.readiness.borrow().ready
     }
 
     /// How often it has been unable to work.

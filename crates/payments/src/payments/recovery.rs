@@ -208,8 +208,10 @@ impl<P: Provider> Drive<'_, P> {
     /// Gives the key up until later: not known yet.
     async fn wait(&self, answer: &Answer) -> Result<Proceeded, sqlx::Error> {
         let retry_after = Duration::from_secs(1 << self.held.attempts.min(4)).min(LONGEST_WAIT);
-        let mut connection = self.pool.acquire().await?;
-        if !store::postpone(&mut connection, self.scope, self.fence, retry_after).await? {
+        let held = database::call(self.pool, async |connection| {
+            store::postpone(connection, self.scope, self.fence, retry_after).await
+        });
+        if !held.await? {
             return Ok(Proceeded::Lost);
         }
         Recovery::Waiting.count();
@@ -224,8 +226,10 @@ impl<P: Provider> Drive<'_, P> {
 
     /// Leaves the key to a person.
     async fn leave(&self, reason: &str) -> Result<Proceeded, sqlx::Error> {
-        let mut connection = self.pool.acquire().await?;
-        if !store::leave_to_person(&mut connection, self.scope, self.fence, reason).await? {
+        let held = database::call(self.pool, async |connection| {
+            store::leave_to_person(connection, self.scope, self.fence, reason).await
+        });
+        if !held.await? {
             return Ok(Proceeded::Lost);
         }
         Recovery::NeedsPerson.count();

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
+use semel_core::credentials;
 use semel_core::idempotency::engine::Answer;
 use semel_payments::provider::{Answer as Said, DEADLINE, Dedup, Fencing, LookUp, Promises};
 use serde_json::Value;
 
 use crate::bed::{
-    Bed, expect_fresh, expect_unknown, made_by, pending, rolled_back, seen, succeeded, with_bed,
+    Bed, expect_fresh, expect_unknown, made_by, pending, rolled_back, scope, seen, succeeded, with_bed,
 };
 use crate::provider::{Call, unknown};
 
@@ -175,6 +176,31 @@ async fn past_the_window_what_the_provider_works_at_waits_and_is_not_fenced() {
         assert_eq!(bed.provider.calls(), [Call::Charge, Call::Get, Call::Get]);
     })
     .await;
+}
+
+#[tokio::test]
+async fn nothing_is_sent_again_for_a_client_that_was_shut_out() {
+    for (revoked, calls, code) in [
+        ("UPDATE api_credentials SET revoked_at = now()", &[Call::Charge, Call::Get, Call::Cancel][..], 424),
+        // A credential that was rotated shuts nobody out.
+        (
+            "UPDATE api_credentials SET revoked_at = now()
+             WHERE credential_id = (SELECT min(credential_id) FROM api_credentials)",
+            &[Call::Charge, Call::Charge],
+            201,
+        ),
+    ] {
+        with_bed(async |bed: Bed| {
+            for _ in 0..2 {
+                credentials::create(&bed.pool, &scope("k").client).await.unwrap();
+            }
+            bed.begin_unknown().await;
+            bed.execute(revoked).await;
+            expect_fresh(bed.pay("k").await, code);
+            assert_eq!(bed.provider.calls(), calls);
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use semel_core::lifecycle::{Pass, Work as _};
 use semel_core::schema::ENGINE;
 use semel_reaper::Reaper;
-use semel_reaper::retention::{Kept, Retention};
+use semel_reaper::retention::{Kept, Retention, Walks};
 use sqlx::PgPool;
 
 use crate::database::{Database, Stuck, with_database, with_sets};
@@ -64,6 +64,33 @@ async fn a_batch_that_is_full_comes_back_to_its_blocks() {
             assert_eq!(retention.run_once().await.unwrap(), expected);
         }
         assert_eq!(db.count("SELECT count(*) FROM outbox").await, 5);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_table_keeps_no_other_from_being_walked() {
+    with_database(async |db: Database| {
+        db.execute(EVENTS).await;
+        db.execute(
+            "INSERT INTO operator_actions (actor, action, subject, reason, acted_at)
+             SELECT 'a', 'a', 's', 'r', now() - INTERVAL '8 days' FROM generate_series(1, 3)",
+        )
+        .await;
+        // One that cannot be walked comes first.
+        db.execute("ALTER TABLE processed_events RENAME COLUMN processed_at TO elsewhere").await;
+        let kinds = [Kept::ProcessedEvents, Kept::PublishedEvents, Kept::OperatorActions];
+        let mut walks = Walks::new(kinds.map(|kept| Retention::new(db.pool.clone(), kept, WEEK, 1)).into());
+        walks.run_once().await.unwrap_err();
+        assert_eq!(db.count("SELECT count(*) FROM outbox").await, 6);
+        assert_eq!(db.count("SELECT count(*) FROM operator_actions").await, 2);
+        // Now those that have more, and those alone, to their end.
+        let passes = [Pass::Full, Pass::Full, Pass::Idle];
+        for expected in passes {
+            assert_eq!(walks.run_once().await.unwrap(), expected);
+        }
+        assert_eq!(db.count("SELECT count(*) FROM outbox").await, 5);
+        assert_eq!(db.count("SELECT count(*) FROM operator_actions").await, 0);
     })
     .await;
 }

@@ -1,0 +1,114 @@
+//! A TCP line to Postgres that can fall silent: nothing comes from the server any more, and both sides stay connected.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use semel_core::database::{self, DatabaseUrl};
+use sqlx::PgPool;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::support::{World, service};
+
+pub(crate) struct Line {
+    database: DatabaseUrl,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many connections there have been.
+    opened: AtomicUsize,
+    /// Those before this one are silent.
+    silent: AtomicUsize,
+    trap: Mutex<Option<Trap>>,
+}
+
+/// Makes the connection silent on which the server sends these bytes.
+struct Trap {
+    bytes: &'static [u8],
+    passes: Passes,
+}
+
+/// Whether what springs a trap still arrives.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Passes {
+    Yes,
+    No,
+}
+
+impl Line {
+    pub(crate) async fn to_database_of(world: &World) -> Self {
+        let url = service("SEMEL_TEST_POSTGRES_URL");
+        let (server, _) = url.rsplit_once('/').unwrap();
+        let (login, place) = server.rsplit_once('@').expect("the URL names a user");
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(State::default());
+        tokio::spawn(forward(listener, place.to_owned(), Arc::clone(&state)));
+        Self { database: format!("{login}@{address}/{}", world.name).parse().unwrap(), state }
+    }
+
+    pub(crate) fn pool(&self, connections: u32) -> PgPool {
+        database::pool(&self.database, "kit-test line", connections)
+    }
+
+    /// Silences the connections that there are. New ones work.
+    pub(crate) fn silence(&self) {
+        self.state.silent.store(self.state.opened.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// Silences every connection, those to come included.
+    pub(crate) fn silence_for_good(&self) {
+        self.state.silent.store(usize::MAX, Ordering::SeqCst);
+    }
+
+    /// Silences the connection that is the next to be told that its transaction has committed.
+    pub(crate) fn silence_at_commit(&self, passes: Passes) {
+        *self.state.trap.lock().unwrap() = Some(Trap { bytes: b"COMMIT\0", passes });
+    }
+
+    pub(crate) fn is_trap_sprung(&self) -> bool {
+        self.state.trap.lock().unwrap().is_none()
+    }
+}
+
+async fn forward(listener: TcpListener, place: String, state: Arc<State>) {
+    loop {
+        let (client, _) = listener.accept().await.unwrap();
+        let number = state.opened.fetch_add(1, Ordering::SeqCst);
+        let (mut from_client, to_client) = client.into_split();
+        let (from_server, mut to_server) = TcpStream::connect(&place).await.unwrap().into_split();
+        tokio::spawn(async move {
+            let _ = copy(&mut from_client, &mut to_server).await;
+            let _ = to_server.shutdown().await;
+        });
+        tokio::spawn(answers(from_server, to_client, number, Arc::clone(&state)));
+    }
+}
+
+/// Reads on when it is silent, so that the server is not held up.
+async fn answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, number: usize, state: Arc<State>) {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut is_silent = false;
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        let bytes = &buffer[..count];
+        is_silent = is_silent || number < state.silent.load(Ordering::SeqCst);
+        if is_silent {
+            continue;
+        }
+        let sprung = {
+            let mut trap = state.trap.lock().unwrap();
+            trap.take_if(|trap| bytes.windows(trap.bytes.len()).any(|window| window == trap.bytes))
+        };
+        is_silent = sprung.is_some();
+        if sprung.is_none_or(|trap| trap.passes == Passes::Yes) && to.write_all(bytes).await.is_err() {
+            return;
+        }
+    }
+    if is_silent {
+        // The server has gone, which the client does not learn.
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,242 @@
+//! SIGKILL of an API at every step of a payment, row by row: one charge, one payment, one event, one booking, and the retry
+//! is told of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use semel_proto::provider::v1::happening::What;
+use semel_proto::provider::v1::{Call, FaultKind};
+use semel_tests::client::{Payment, ToldPayment};
+use semel_tests::payments::{
+    BOUND, Ids, KeyRow, all_agree, charges, completed, key_row, longest_in_progress, place_of,
+};
+use semel_tests::provider::{Control, Fault};
+use semel_tests::services::Services;
+use semel_tests::system::{Running, Shape, System};
+use semel_tests::wait::eventually;
+use sqlx::{PgConnection, Row as _};
+use tokio::task::JoinSet;
+
+use crate::support::{Asked, EXIT, joined, told};
+use crate::wire::{Loss, Wire};
+
+/// How the API dies.
+#[derive(Clone, Copy, Debug)]
+enum Death {
+    /// By its own hand, at a failpoint.
+    At(&'static str),
+    /// While the provider waits with the charge at this fault's hold.
+    Provider(FaultKind),
+    /// While the transaction that claims the key, or its answer, is lost on the wire.
+    Claim(Loss),
+    /// While the transaction that settles, or its answer, is lost on the wire.
+    Settlement(Loss),
+}
+
+/// What the dead leave of the key.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Left {
+    Nothing,
+    Sent,
+    Completed,
+}
+
+/// A row of the crash table: what dies when, what it leaves of the key, and how many charges the provider has made by then.
+type Row = (&'static str, Death, Left, usize);
+
+const ROWS: [Row; 13] = [
+    ("before anything", Death::At("api.before_execute"), Left::Nothing, 0),
+    ("tx 1 never arrives", Death::Claim(Loss::Statement), Left::Nothing, 0),
+    ("tx 1 committed, its answer lost", Death::Claim(Loss::Answer), Left::Sent, 0),
+    ("before a byte is sent", Death::At("payments.before_send"), Left::Sent, 0),
+    ("the provider at work", Death::Provider(FaultKind::HoldBeforeApply), Left::Sent, 0),
+    ("the request on its way, and late", Death::Provider(FaultKind::ApplyLate), Left::Sent, 0),
+    ("the provider's answer on its way", Death::Provider(FaultKind::HoldAfterApply), Left::Sent, 1),
+    ("answered, before tx 2", Death::At("payments.after_answer"), Left::Sent, 1),
+    ("tx 2 never arrives", Death::Settlement(Loss::Statement), Left::Sent, 1),
+    ("tx 2 committed, its answer lost", Death::Settlement(Loss::Answer), Left::Completed, 1),
+    ("tx 2 committed and known", Death::At("payments.after_settle"), Left::Completed, 1),
+    ("after the engine", Death::At("api.after_commit"), Left::Completed, 1),
+    ("before it answers", Death::At("api.before_respond"), Left::Completed, 1),
+];
+
+/// Who drives on what the dead left.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Heir {
+    /// The reaper; nobody asks before it has.
+    Reaper,
+    /// The client's retries; there is no reaper.
+    Retry,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whenever_an_api_dies_the_reaper_settles_and_the_retry_is_told() -> Result<()> {
+    println!("the longest was in progress for {:?}", crash_table(Heir::Reaper).await?);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whenever_an_api_dies_the_retry_settles_without_a_reaper() -> Result<()> {
+    println!("the longest was in progress for {:?}", crash_table(Heir::Retry).await?);
+    Ok(())
+}
+
+/// All rows side by side, each with an API of its own to die. Returns for how long the longest was in progress.
+async fn crash_table(heir: Heir) -> Result<Duration> {
+    let system = System::start(&Services::from_env()?, Shape { apis: 1, relays: 1, env: &[] }).await?;
+    if heir == Heir::Retry {
+        system.reaper.daemon.kill().await?;
+    }
+    let system = Arc::new(system);
+    let mut rows = JoinSet::new();
+    for row in ROWS {
+        let system = Arc::clone(&system);
+        rows.spawn(async move { play(&system, row, heir).await.with_context(|| row.0) });
+    }
+    let told = joined(rows).await?;
+    assert_eq!(told.len(), ROWS.len());
+    let longest = longest_in_progress(&system).await?;
+    all_agree(&system, told).await?;
+    let system = Arc::into_inner(system).context("a row still runs")?;
+    system.stop().await?;
+    Ok(longest)
+}
+
+/// Plays a row to its end: what the client is told.
+async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
+    let (name, death, left, charged) = row;
+    let payment = Payment::new(&format!("crash: {name}"), 4200);
+    let (ids, control) = (Ids::of(&payment.key)?, system.place.control()?);
+    die(system, &control, death, &payment).await?;
+
+    let mut connection = system.place.payments.connect().await?;
+    assert_eq!(standing(key_row(&mut connection, &payment.key).await?), left, "{name}");
+    assert_eq!(charges(&control, &ids.provider_key)?, charged, "{name}");
+    if !matches!(death, Death::Provider(FaultKind::ApplyLate)) {
+        control.release(&ids.provider_key).await?;
+    }
+    if heir == Heir::Reaper && left != Left::Nothing {
+        completed(system, std::slice::from_ref(&payment.key), BOUND).await?;
+    }
+    let (settled, answer) = told(&system.client(0)?, &payment).await?;
+    assert_eq!(settled.status, "succeeded", "{name}");
+    // Nobody had answered it: a retry replays what was completed without it, and is first where it did the work.
+    let replays = left == Left::Completed || (heir == Heir::Reaper && left == Left::Sent);
+    assert_eq!(answer.is_replay(), replays, "{name}");
+    if matches!(death, Death::Provider(FaultKind::ApplyLate)) {
+        the_late_charge_changes_nothing(&control, &ids).await?;
+    }
+
+    let again = system.client(0)?.pay(&payment).await?;
+    ensure!(again.is_replay() && again.body == answer.body, "{name}: answered differently the second time");
+    assert_eq!(charges(&control, &ids.provider_key)?, 1, "{name}");
+    assert_eq!(
+        events_of(&mut connection, &ids).await?,
+        [("PaymentCreated".to_owned(), ids.created)],
+        "{name}"
+    );
+    Ok(settled)
+}
+
+/// Lets an API die with this payment in its hands.
+async fn die(system: &System, control: &Control, death: Death, payment: &Payment) -> Result<()> {
+    let ids = Ids::of(&payment.key)?;
+    let wire = match death {
+        // What identifies the statement: no other one before it has this text among its arguments.
+        Death::Claim(loss) => Some(Wire::to(&system.place, &payment.reference, loss).await?),
+        Death::Settlement(loss) => Some(Wire::to(&system.place, "PaymentCreated", loss).await?),
+        _ => None,
+    };
+    if let Death::Provider(kind) = death {
+        let fault = Fault::new(kind, Call::Charge).key(&ids.provider_key).times(1).hold(&ids.provider_key);
+        control.order(fault).await?;
+    }
+    let plan = match death {
+        Death::At(failpoint) => format!("{failpoint}=abort"),
+        _ => String::new(),
+    };
+    let mut env = vec![("SEMEL_FAILPOINTS", plan.as_str())];
+    env.extend(wire.as_ref().map(|wire| ("DATABASE_URL", wire.url.as_str())));
+    let doomed = system.place.api(&format!("doomed-{}", payment.key), &env).await?;
+    let asked = Asked::of(system, &doomed, payment.clone())?;
+    match (death, &wire) {
+        (Death::At(_), _) => {
+            ensure!(!doomed.daemon.wait_exit(EXIT).await?.success(), "it lives");
+        }
+        (Death::Provider(_), _) => {
+            let held = |happening: &_| is_held(happening);
+            control.wait_for("the charge to be held", &ids.provider_key, held).await?;
+        }
+        (_, Some(wire)) => wire.has_lost().await?,
+        (_, None) => {}
+    }
+    kill(&doomed).await?;
+    ensure!(asked.answer().await.is_err(), "an answer came from an API that died before it");
+    Ok(())
+}
+
+fn is_held(happening: &semel_proto::provider::v1::Happening) -> bool {
+    happening.what() == What::Held
+}
+
+async fn kill(doomed: &Running) -> Result<()> {
+    if doomed.daemon.is_running() {
+        doomed.daemon.kill().await?;
+    }
+    Ok(())
+}
+
+fn standing(row: Option<KeyRow>) -> Left {
+    match row {
+        None => Left::Nothing,
+        Some(row) if row.status == "completed" => Left::Completed,
+        Some(row) => {
+            assert_eq!((row.recovery_point.as_str(), row.attempts), ("sent", 1));
+            Left::Sent
+        }
+    }
+}
+
+/// The dead API's own request arrives after the one that was sent again, and finds the key's answer there.
+async fn the_late_charge_changes_nothing(control: &Control, ids: &Ids) -> Result<()> {
+    control.release(&ids.provider_key).await?;
+    let replayed = |happening: &semel_proto::provider::v1::Happening| happening.what() == What::Replayed;
+    let happenings = control.wait_for("the late charge to arrive", &ids.provider_key, replayed).await?;
+    let applied = place_of(&happenings, What::Applied, Call::Charge)?;
+    ensure!(applied < place_of(&happenings, What::LetGo, Call::Charge)?, "it was not late: {happenings:?}");
+    Ok(())
+}
+
+async fn events_of(connection: &mut PgConnection, ids: &Ids) -> Result<Vec<(String, uuid::Uuid)>> {
+    let rows = sqlx::query("SELECT event_type, event_id FROM outbox WHERE aggregate_id = $1 ORDER BY id")
+        .bind(ids.payment.to_string())
+        .fetch_all(connection)
+        .await?;
+    rows.into_iter().map(|row| Ok((row.try_get("event_type")?, row.try_get("event_id")?))).collect()
+}
+
+/// The API lives, and only the connection dies: the same statement again finds the key completed, by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_that_loses_the_answer_to_its_settlement_finds_it_and_answers() -> Result<()> {
+    let system = System::start(&Services::from_env()?, Shape { apis: 0, relays: 1, env: &[] }).await?;
+    let wire = Wire::to(&system.place, "PaymentCreated", Loss::AnswerByReset).await?;
+    let api = system.place.api("cut-off", &[("DATABASE_URL", &wire.url)]).await?;
+    let payment = Payment::new("cut off", 4300);
+    let ids = Ids::of(&payment.key)?;
+    let answer = system.place.client(&api)?.pay(&payment).await?;
+    wire.has_lost().await?;
+    ensure!(!answer.is_replay(), "its own answer is marked as a replay");
+    let told = answer.told(&payment.key)?;
+    assert_eq!(told.status, "succeeded");
+    assert_eq!(charges(&system.place.control()?, &ids.provider_key)?, 1);
+    let looked = || async {
+        let mut connection = system.place.payments.connect().await.ok()?;
+        (events_of(&mut connection, &ids).await.ok()?.len() == 1).then_some(())
+    };
+    eventually("one event", EXIT, looked).await?;
+    all_agree(&system, vec![told]).await?;
+    api.daemon.terminate()?;
+    ensure!(api.daemon.wait_exit(EXIT).await?.success(), "it does not stop");
+    system.stop().await
+}
