@@ -15,7 +15,7 @@ use crate::state::Settings;
 
 /// Takes orders and payments over HTTP, each under an idempotency key: at most one effect per key, the same answer to every repeat.
 #[derive(Parser)]
-#[command(name = "semel-api", version, about, long_about = None)]
+#[command(name = "semel-api", version)]
 pub struct Options {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,

@@ -18,8 +18,12 @@ pub const CONSUMER: &str = "ledger";
 pub const ORDER_PLACED: &str = "OrderPlaced";
 /// The event that tells of a payment that succeeded.
 pub const PAYMENT_CREATED: &str = "PaymentCreated";
-/// Routing keys of the events that are booked.
-pub const ROUTING_KEYS: [&str; 2] = ["order.OrderPlaced", "payment.PaymentCreated"];
+/// The events that tell of payments that moved no money.
+const NOTHING_TO_BOOK: [&str; 2] = ["PaymentDeclined", "PaymentCanceled"];
+/// Routing keys of the events that the ledger takes: all outcomes of orders and payments, so that each has a queue, though
+/// some leave nothing to book.
+pub const ROUTING_KEYS: [&str; 4] =
+    ["order.OrderPlaced", "payment.PaymentCreated", "payment.PaymentDeclined", "payment.PaymentCanceled"];
 /// Aggregate type of the events that the ledger makes.
 pub const AGGREGATE_TYPE: &str = "ledger_transaction";
 /// The event that tells of a booking.
@@ -90,17 +94,18 @@ impl From<PaymentCreated> for Booking {
 }
 
 impl Booking {
-    /// Reads what an event of this type has to have booked.
-    fn of(event: &Event<Box<RawValue>>) -> Result<Self, HandlerError> {
+    /// Reads what an event of this type has to have booked; none where no money moved.
+    fn of(event: &Event<Box<RawValue>>) -> Result<Option<Self>, HandlerError> {
         let booking: Self = match event.event_type.as_deref() {
             Some(ORDER_PLACED) => read::<OrderPlaced>(&event.payload)?.into(),
             Some(PAYMENT_CREATED) => read::<PaymentCreated>(&event.payload)?.into(),
+            Some(settled) if NOTHING_TO_BOOK.contains(&settled) => return Ok(None),
             _ => return Err(HandlerError::permanent("an event of a type that is not booked")),
         };
         if booking.amount <= 0 {
             return Err(HandlerError::permanent("the amount is not positive"));
         }
-        Ok(booking)
+        Ok(Some(booking))
     }
 }
 
@@ -148,7 +153,7 @@ impl Handler for Book {
     type Payload = Box<RawValue>;
 
     async fn handle(&self, tx: &mut PgConnection, event: Event<Box<RawValue>>) -> Result<(), HandlerError> {
-        let booking = Booking::of(&event)?;
+        let Some(booking) = Booking::of(&event)? else { return Ok(()) };
         let transaction_id = post(tx, event.id, &booking).await?;
         outbox::append(tx, &[self.posted(transaction_id, &booking, &event)]).await?;
         Ok(())

@@ -10,7 +10,7 @@ use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
 
 /// Books every placed order and every payment in a double-entry ledger, in a database of its own, exactly once.
 #[derive(Parser)]
-#[command(name = "semel-ledger", version, about, long_about = None, subcommand_negates_reqs = true)]
+#[command(name = "semel-ledger", version, subcommand_negates_reqs = true)]
 pub struct Options {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,

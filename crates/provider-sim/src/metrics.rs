@@ -3,11 +3,11 @@
 use metrics::{counter, describe_counter};
 
 /// Counter of calls that came in; label `call`.
-pub const CALLS: &str = "semel_provider_calls_total";
+pub const CALLS: &str = "semel_simulator_calls_total";
 /// Counter of ordered faults that a call met.
-pub const FAULTS: &str = "semel_provider_faults_total";
+pub const FAULTS: &str = "semel_simulator_faults_total";
 /// Counter of lines written to the book.
-pub const LINES: &str = "semel_provider_book_lines_total";
+pub const LINES: &str = "semel_simulator_book_lines_total";
 
 /// Describes the metrics and sets the counters without labels to 0.
 pub fn describe() {

@@ -9,7 +9,7 @@ use semel_core::options::ProcessOptions;
 
 /// A payment provider to develop and test against: idempotent, with faults to order. It moves no money.
 #[derive(Debug, Parser)]
-#[command(name = "semel-provider-sim", version, about, long_about = None)]
+#[command(name = "semel-provider-sim", version)]
 pub struct Options {
     /// Address of the gRPC services, the provider's and the simulator's control. Without TLS, without authentication.
     #[arg(long, env = "SEMEL_PROVIDER_LISTEN", default_value = "127.0.0.1:7070", value_name = "ADDRESS")]
