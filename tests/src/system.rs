@@ -267,7 +267,7 @@ impl Place {
             let orders = "SELECT (SELECT count(*) FROM orders)
                 + (SELECT count(*) FROM payments WHERE status = 'succeeded')";
             let orders: i64 = sqlx::query(orders).fetch_one(&mut payments).await?.try_get(0)?;
-            let booked = "SELECT count(*) FROM processed_events";
+            let booked = "SELECT count(*) FROM ledger_transactions";
             let booked: i64 = sqlx::query(booked).fetch_one(&mut books).await?.try_get(0)?;
             if left == 0 && left_in_books == 0 && booked >= orders {
                 return Ok(());
