@@ -80,7 +80,8 @@ impl<H: Handler> Consumer<H> {
     pub async fn run(&self, life: &Lifecycle) -> Result<(), Error> {
         let ended = tokio::select! {
             biased;
-            ended = self.consume(life) => ended,
+            // Boxed, for it is large, and callers hold it by value.
+            ended = Box::pin(self.consume(life)) => ended,
             // Its subscription is dropped, which cuts the connection, and the broker has the messages again.
             () = life.hard_stop() => Ok(()),
         };

@@ -81,6 +81,7 @@ mod tests {
             (Error::Database { attempted: "commit", source: away() }, Disposition::Retry),
             (Error::from(mismatch), Disposition::Fail),
             (Error::from(canceled), Disposition::Retry),
+            (Error::Refused { told: "SQLSTATE 42501".to_owned() }, Disposition::Retry),
         ] {
             assert_eq!(error.disposition(), disposition, "{error}");
         }

@@ -25,7 +25,8 @@ pub trait Handler: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`HandlerError::Transient`] to be called again later, [`HandlerError::Permanent`] to have the message set aside.
-    /// Either way nothing of what it wrote remains.
+    /// Either way nothing of what it wrote remains. An error that stems from a database that cannot work (read-only, full,
+    /// shutting down; a table or a permission missing) is neither: the message is kept until that has passed.
     fn handle(
         &self,
         tx: &mut PgConnection,

@@ -36,8 +36,12 @@
 //! | the database answers and cannot work: it is read-only or full, or a table or a permission is missing | roll back, keep the message, be not ready, try again until it works | |
 //! | the database is away or silent, or the outcome of the commit is unknown | close the channel, wait until the database takes a write, subscribe again with one message at first | |
 //!
-//! So an outage of the database sends no message to the dead letters, whatever its length. A dead letter that would not fit
-//! into the protocol with these headers is left to the queue's own dead-lettering, which tells only `x-death`.
+//! So an outage of the database costs a message one delivery at most, whatever its length. Only where the database takes
+//! writes and a handler's own table or permission stays missing, it costs one each time that the broker ends the
+//! subscription because nothing is acknowledged, after 30 minutes by default.
+//!
+//! A dead letter that would not fit into the protocol with these headers is left to the queue's own dead-lettering, which
+//! tells only `x-death`.
 //!
 //! No call to the database waits without a limit: that is the handler's time budget, and after it
 //! [`answer_limit`](ConsumerBuilder::answer_limit). Of a database's error only the SQLSTATE and the constraint are told, in

@@ -28,7 +28,7 @@ enum Verdict {
     Retry { error: String },
     /// Give it up.
     Dead { reason: Reason, error: String },
-    /// Keep it: the database cannot work at the moment, and nothing is known of the message.
+    /// Keep it unsettled: it could not even be tried, and its next delivery might be one too many.
     Keep(Error),
 }
 
@@ -87,6 +87,7 @@ pub(crate) async fn settle<H: Handler>(
             }
             (Outcome::Retried, delivery.reject(true).await)
         }
+        // Closing the channel gives it back.
         Verdict::Keep(error) => return Err(error),
     };
     metrics::count(consumer, outcome);
@@ -96,8 +97,8 @@ pub(crate) async fn settle<H: Handler>(
     Ok(())
 }
 
-/// Judges a message again for as long as the database cannot work, or until the session ends. The message is kept meanwhile:
-/// to give it back would bring it, and what was sent with it, one delivery closer to the limit.
+/// Judges a message again for as long as it has to be kept, or until the session ends. To give it back would bring it, and
+/// what was sent with it, one delivery closer to the limit.
 ///
 /// When that takes longer than the broker waits for an acknowledgement (30 minutes, by default), it ends the subscription,
 /// and the next one begins when the database takes writes.
@@ -111,24 +112,22 @@ async fn judge_until_known<H: Handler>(
     loop {
         let verdict = judge(shared, delivery).await?;
         let is_ending = signals.ending.is_cancelled();
-        match verdict {
-            Verdict::Keep(error) if !is_ending => {
-                was_kept = true;
-                let wait = backoff.next_wait();
-                shared.not_consuming(&chain(&error), wait);
-                tokio::select! {
-                    () = tokio::time::sleep(wait) => {}
-                    () = signals.ending.cancelled() => return Err(error),
-                }
+        let Verdict::Keep(error) = &verdict else {
+            signals.judged.notify_one();
+            if was_kept && !is_ending {
+                (shared.settings.on_readiness)(Readiness::Ready);
             }
-            Verdict::Keep(error) => return Err(error),
-            verdict => {
-                signals.judged.notify_one();
-                if was_kept && !is_ending {
-                    (shared.settings.on_readiness)(Readiness::Ready);
-                }
-                return Ok(verdict);
-            }
+            return Ok(verdict);
+        };
+        if is_ending {
+            return Ok(verdict);
+        }
+        was_kept = true;
+        let wait = backoff.next_wait();
+        shared.not_consuming(&chain(error), wait);
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = signals.ending.cancelled() => return Ok(verdict),
         }
     }
 }
@@ -175,10 +174,12 @@ fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Er
         Ok(Effect::Duplicate) => return Ok(Verdict::Settled(Outcome::Duplicate)),
         Err(Setback::DeadConnection(error) | Setback::Unsettled(error)) => return Err(error),
         Err(Setback::Refused(error)) => return Ok(Verdict::Keep(error)),
+        Err(Setback::Twin(error)) if is_last => return Ok(Verdict::Keep(error)),
+        Err(Setback::Twin(error)) => chain(&error),
         Err(Setback::Handler(error @ HandlerError::Permanent(_))) => {
             return Ok(Verdict::Dead { reason: Reason::Permanent, error: told(&error) });
         }
-        Err(Setback::Handler(error) | Setback::Conflict(error) | Setback::Twin(error)) => told(&error),
+        Err(Setback::Handler(error) | Setback::Conflict(error)) => told(&error),
         Err(Setback::OverBudget) => "the handler exceeded its time budget".to_owned(),
         Err(Setback::Panicked) => "the handler panicked".to_owned(),
     };
@@ -241,5 +242,15 @@ mod tests {
     fn a_database_that_cannot_work_kills_no_message() {
         let refused = Error::Refused { told: "SQLSTATE 25006".to_owned() };
         assert!(matches!(verdict(Err(Setback::Refused(refused)), true), Ok(Verdict::Keep(_))));
+    }
+
+    #[test]
+    fn what_a_twin_holds_is_given_back_but_for_the_last_time() {
+        let held = || {
+            let source = sqlx::Error::PoolTimedOut;
+            Err(Setback::Twin(Error::Database { attempted: "record an event as processed", source }))
+        };
+        assert!(matches!(verdict(held(), false), Ok(Verdict::Retry { .. })));
+        assert!(matches!(verdict(held(), true), Ok(Verdict::Keep(_))));
     }
 }

@@ -15,8 +15,10 @@ pub(crate) fn told(error: &(dyn StdError + 'static)) -> String {
     let mut line = chain(error);
     for cause in causes(error) {
         if let Some(error) = as_database_error(cause) {
-            // `chain` has made one line of it.
-            line = replaced(&line, error.message(), &code_and_constraint(error));
+            // Its text is its message, and for some a place in the server's source.
+            for text in [error.to_string().as_str(), error.message()] {
+                line = replaced(&line, text, &code_and_constraint(error));
+            }
         } else if let Some(error) = cause.downcast_ref::<sqlx::Error>()
             && quotes_a_value(error)
         {
@@ -68,6 +70,7 @@ fn quotes_a_value(error: &sqlx::Error) -> bool {
 }
 
 fn replaced(line: &str, secret: &str, by: &str) -> String {
+    // As in what `chain` makes.
     let secret = secret.replace(['\n', '\r'], " ");
     if secret.is_empty() { line.to_owned() } else { line.replace(&secret, by) }
 }

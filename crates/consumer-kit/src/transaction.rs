@@ -41,8 +41,8 @@ pub(crate) enum Setback {
     OverBudget,
     /// The handler panicked.
     Panicked,
-    /// A concurrent twin held the event for too long.
-    Twin(HandlerError),
+    /// A concurrent twin held the event for too long. It may be one whose consumer is gone, and the server does not know yet.
+    Twin(Error),
     /// The database answers, and cannot work. That says nothing of the event.
     Refused(Error),
     /// The connection turned out to be dead before the handler ran; another one may not be.
@@ -203,9 +203,9 @@ fn not_recorded(source: sqlx::Error) -> Setback {
     let attempted = "record an event as processed";
     match failure(&source) {
         Failure::Conflict => Setback::Conflict(HandlerError::transient(source)),
-        Failure::LockTimeout => Setback::Twin(HandlerError::transient(source)),
+        Failure::LockTimeout => Setback::Twin(Error::Database { attempted, source }),
         Failure::Refused if sqlstate(&source).as_deref() == Some(QUERY_CANCELED) => {
-            Setback::Twin(HandlerError::transient(source))
+            Setback::Twin(Error::Database { attempted, source })
         }
         Failure::Refused => Setback::Refused(Error::Database { attempted, source }),
         Failure::Unknown => lost(attempted)(source),

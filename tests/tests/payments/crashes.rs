@@ -16,6 +16,7 @@ use semel_tests::services::Services;
 use semel_tests::system::{Running, Shape, System};
 use semel_tests::wait::eventually;
 use sqlx::{PgConnection, Row as _};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::support::{Asked, EXIT, joined, told};
@@ -61,6 +62,9 @@ const ROWS: [Row; 13] = [
     ("before it answers", Death::At("api.before_respond"), Left::Completed, 1),
 ];
 
+/// How many APIs are started at a time: one that is short of a processor gives up waiting for a connection and dies elsewhere.
+const DIE_AT_A_TIME: usize = 2;
+
 /// Who drives on what the dead left.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Heir {
@@ -71,14 +75,10 @@ enum Heir {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whenever_an_api_dies_the_reaper_settles_and_the_retry_is_told() -> Result<()> {
-    println!("the longest was in progress for {:?}", crash_table(Heir::Reaper).await?);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn whenever_an_api_dies_the_retry_settles_without_a_reaper() -> Result<()> {
-    println!("the longest was in progress for {:?}", crash_table(Heir::Retry).await?);
+async fn whenever_an_api_dies_its_payment_is_settled_by_a_reaper_or_by_a_retry() -> Result<()> {
+    // Side by side: what takes long is that a lease ends.
+    let (by_reaper, by_retry) = tokio::try_join!(crash_table(Heir::Reaper), crash_table(Heir::Retry))?;
+    println!("the longest was in progress for {by_reaper:?} with a reaper, {by_retry:?} without");
     Ok(())
 }
 
@@ -89,10 +89,10 @@ async fn crash_table(heir: Heir) -> Result<Duration> {
         system.reaper.daemon.kill().await?;
     }
     let system = Arc::new(system);
-    let mut rows = JoinSet::new();
+    let (mut rows, dying) = (JoinSet::new(), Arc::new(Semaphore::new(DIE_AT_A_TIME)));
     for row in ROWS {
-        let system = Arc::clone(&system);
-        rows.spawn(async move { play(&system, row, heir).await.with_context(|| row.0) });
+        let (system, dying) = (Arc::clone(&system), Arc::clone(&dying));
+        rows.spawn(async move { play(&system, &dying, row, heir).await.with_context(|| row.0) });
     }
     let told = joined(rows).await?;
     assert_eq!(told.len(), ROWS.len());
@@ -104,11 +104,13 @@ async fn crash_table(heir: Heir) -> Result<Duration> {
 }
 
 /// Plays a row to its end: what the client is told.
-async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
+async fn play(system: &System, dying: &Semaphore, row: Row, heir: Heir) -> Result<ToldPayment> {
     let (name, death, left, charged) = row;
     let payment = Payment::new(&format!("crash: {name}"), 4200);
     let (ids, control) = (Ids::of(&payment.key)?, system.place.control()?);
+    let place = dying.acquire().await?;
     die(system, &control, death, &payment).await?;
+    drop(place);
 
     let mut connection = system.place.payments.connect().await?;
     assert_eq!(standing(key_row(&mut connection, &payment.key).await?), left, "{name}");

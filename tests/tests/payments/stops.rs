@@ -29,6 +29,11 @@ async fn held(system: &System, name: &str, env: &[(&str, &str)]) -> Result<(Runn
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_that_is_stopped_waits_for_the_provider_within_its_grace_and_no_longer() -> Result<()> {
+    tokio::try_join!(one_waits_and_one_does_not(), nobody_hangs())?;
+    Ok(())
+}
+
+async fn one_waits_and_one_does_not() -> Result<()> {
     let system = System::start(&Services::from_env()?, Shape { apis: 1, relays: 1, env: &[] }).await?;
     let control = system.place.control()?;
     let (patient, first) = held(&system, "patient", &[]).await?;
@@ -70,9 +75,8 @@ async fn an_api_that_is_stopped_waits_for_the_provider_within_its_grace_and_no_l
     system.stop().await
 }
 
-/// Gives itself up within the provider's deadline although the default grace is longer: nothing hangs for ever.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stop_outlives_a_provider_that_never_answers() -> Result<()> {
+/// An answer that never comes is given up within the grace, and the client told that nothing is known.
+async fn nobody_hangs() -> Result<()> {
     let system = System::start(&Services::from_env()?, Shape { apis: 1, relays: 1, env: &[] }).await?;
     let control = system.place.control()?;
     let (api, asked) = held(&system, "stopping", &[]).await?;

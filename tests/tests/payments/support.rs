@@ -3,9 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use semel_proto::provider::v1::Happening;
+use semel_proto::provider::v1::happening::What;
 use semel_tests::client::{Answer, Client, Payment, ToldPayment};
 use semel_tests::payments::Ids;
-use semel_tests::system::{Running, System};
+use semel_tests::provider::Control;
+use semel_tests::system::{Env, Running, System};
+use semel_tests::wait::eventually;
+use sqlx::Row as _;
 use tokio::task::{JoinHandle, JoinSet};
 
 /// How long a process that is to die may take.
@@ -13,6 +18,14 @@ pub(crate) const EXIT: Duration = Duration::from_secs(30);
 
 /// Waits for a minute and a half: longer than anybody is frozen here.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A send window that is over when an API gives up waiting for the provider, and a reaper that looks often. Few connections,
+/// since opening many at once takes a busy machine longer than a request waits for one.
+pub(crate) const STUCK_SOON: Env<'static> =
+    &[("SEMEL_SEND_WINDOW", "8"), ("SEMEL_REAPER_PERIOD", "1"), ("SEMEL_API_DB_CONNECTIONS", "4")];
+
+/// How many payments are asked for at a time.
+const AT_A_TIME: usize = 4;
 
 /// A payment that was asked for, and whose answer is awaited.
 pub(crate) struct Asked {
@@ -66,4 +79,35 @@ pub(crate) async fn joined<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<
         all.push(ended??);
     }
     Ok(all)
+}
+
+/// Asks for payments whose charges a fault holds on their way, and waits until their APIs have given them up and they are due
+/// for a reaper.
+pub(crate) async fn given_up(system: &System, control: &Control, payments: &[Payment]) -> Result<()> {
+    let (mut asked, mut apis) = (Vec::new(), system.apis.iter().cycle());
+    for some in payments.chunks(AT_A_TIME) {
+        let first = asked.len();
+        for payment in some {
+            asked.push(Asked::of(system, apis.next().context("no API")?, payment.clone())?);
+        }
+        for asked in &asked[first..] {
+            let is_held = |seen: &Happening| seen.what() == What::Held;
+            control.wait_for("a charge to be held on its way", &asked.ids.provider_key, is_held).await?;
+        }
+    }
+    for asked in asked {
+        let reference = asked.payment.reference.clone();
+        let answer = asked.answer().await?;
+        ensure!(answer.problem().as_deref() == Some("outcome-unknown"), "{reference}: {answer:?}");
+    }
+    let keys: Vec<String> = payments.iter().map(|payment| payment.key.clone()).collect();
+    let due = || async {
+        let count = "SELECT count(*) FROM idempotency_keys WHERE key = ANY($1) AND
+                     (status = 'completed' OR next_check_at <= clock_timestamp())";
+        let mut connection = system.place.payments.connect().await.map_err(|error| error.to_string())?;
+        let row = sqlx::query(count).bind(&keys).fetch_one(&mut connection).await;
+        let due: i64 = row.and_then(|row| row.try_get(0)).map_err(|error| error.to_string())?;
+        if usize::try_from(due) == Ok(keys.len()) { Ok(()) } else { Err(format!("{due} of {}", keys.len())) }
+    };
+    eventually("all payments to be due for a reaper", EXIT, due).await
 }

@@ -15,7 +15,7 @@ use semel_tests::wait::eventually;
 use sqlx::Row as _;
 
 /// The longest that a call to the database may take before its connection is given up, and a little.
-const NOTICED: Duration = Duration::from_secs(60);
+const NOTICED: Duration = Duration::from_mins(1);
 
 /// A proxy in front of the server in a URL, and the URL that leads through it.
 struct Path {

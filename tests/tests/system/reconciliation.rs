@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use semel_tests::client::Intent;
+use anyhow::{Context as _, Result, ensure};
+use semel_tests::client::{Intent, Payment};
 use semel_tests::process::binary;
-use semel_tests::reconcile::Sources;
+use semel_tests::provider::BookLine;
+use semel_tests::reconcile::{PaymentRow, Sources};
 use semel_tests::services::Services;
 use semel_tests::system::{Shape, System};
 use uuid::Uuid;
@@ -32,8 +33,16 @@ async fn a_difference_in_any_place_fails_and_names_the_id() -> Result<()> {
         let intent = Intent::new(&format!("order-{number}"), 100 + number);
         acknowledged.push(client.place_until_final(&intent).await?.acknowledged(&intent.key)?);
     }
+    let mut told = Vec::new();
+    for number in 0..3 {
+        let payment = Payment::new(&format!("payment-{number}"), 300 + number);
+        told.push(client.pay_until_final(&payment).await?.told(&payment.key)?);
+    }
+    let mut declined = Payment::new("declined", 400);
+    "tok_declined".clone_into(&mut declined.source);
+    told.push(client.pay_until_final(&declined).await?.told(&declined.key)?);
     system.place.settled(Duration::from_secs(30)).await?;
-    let sound = system.sources(acknowledged).await?;
+    let sound = system.sources_with_payments(acknowledged, told).await?;
     system.stop().await?;
 
     let (code, said) = verdict(&sound)?;
@@ -46,16 +55,36 @@ async fn a_difference_in_any_place_fails_and_names_the_id() -> Result<()> {
     for (what, named, corrupt) in CORRUPTIONS {
         let mut sources = sound.clone();
         corrupt(&mut sources, order, event);
-        let (code, said) = verdict(&sources)?;
-        assert_eq!(code, Some(1), "{what}: {said}");
         let id = match named {
             Named::Order => order,
             Named::Event => event,
         };
-        ensure!(said.contains(&id.to_string()), "{what}: {id} is not named in {said}");
-        ensure!(!said.contains("All places agree"), "{what}: {said}");
+        differs(what, &sources, &id.to_string())?;
     }
+    let payment = sound.told[1].payment_id;
+    let row = sound.payments.iter().find(|row| row.payment_id == payment).context("its row")?;
+    for (what, corrupt) in CORRUPTIONS_OF_PAYMENTS {
+        let mut sources = sound.clone();
+        corrupt(&mut sources, payment, &row.provider_key);
+        differs(what, &sources, &payment.to_string())?;
+    }
+    let mut sources = sound.clone();
+    sources.provider.push(BookLine { key: "unheard-of".to_owned(), ..charge_of(&sound, &row.provider_key)? });
+    differs("a charge that no payment knows of", &sources, "unheard-of")
+}
+
+/// Checks that the verdict is no, and names this id.
+fn differs(what: &str, sources: &Sources, id: &str) -> Result<()> {
+    let (code, said) = verdict(sources)?;
+    assert_eq!(code, Some(1), "{what}: {said}");
+    ensure!(said.contains(id), "{what}: {id} is not named in {said}");
+    ensure!(!said.contains("All places agree"), "{what}: {said}");
     Ok(())
+}
+
+fn charge_of(sources: &Sources, provider_key: &str) -> Result<BookLine> {
+    let charge = sources.provider.iter().find(|line| line.kind == "charge" && line.key == provider_key);
+    charge.cloned().context("no charge")
 }
 
 /// Which id the verdict must name.
@@ -105,6 +134,59 @@ const CORRUPTIONS: [(&str, Named, Corrupt); 14] = [
         s.ledger.iter_mut().filter(|b| b.source_id == order.to_string()).for_each(|b| b.sales += 1);
     }),
 ];
+
+/// Changes what one place says of a succeeded payment, by its id and its key towards the provider.
+type CorruptPayment = fn(&mut Sources, Uuid, &str);
+
+const CORRUPTIONS_OF_PAYMENTS: [(&str, CorruptPayment); 17] = [
+    ("the client was not told", |s, payment, _| s.told.retain(|told| told.payment_id != payment)),
+    ("the client was told another amount", |s, payment, _| {
+        s.told.iter_mut().filter(|told| told.payment_id == payment).for_each(|told| told.amount += 1);
+    }),
+    ("the client was told that it was declined", |s, payment, _| {
+        let told = s.told.iter_mut().filter(|told| told.payment_id == payment);
+        told.for_each(|told| "declined".clone_into(&mut told.status));
+    }),
+    ("a payment is gone", |s, payment, _| s.payments.retain(|row| row.payment_id != payment)),
+    ("a payment is doubled", |s, payment, _| double(&mut s.payments, |row| row.payment_id == payment)),
+    ("a payment's amount differs", |s, payment, _| row(s, payment, |row| row.amount += 1)),
+    ("a payment's key differs", |s, payment, _| row(s, payment, |row| row.key.push('x'))),
+    ("a payment is in processing", |s, payment, _| {
+        row(s, payment, |row| "processing".clone_into(&mut row.status));
+    }),
+    ("a charged payment was rolled back", |s, payment, _| {
+        row(s, payment, |row| "canceled".clone_into(&mut row.status));
+        let told = s.told.iter_mut().filter(|told| told.payment_id == payment);
+        told.for_each(|told| "canceled".clone_into(&mut told.status));
+        s.ledger.retain(|booking| booking.source_id != payment.to_string());
+    }),
+    ("a charge is gone", |s, _, key| s.provider.retain(|line| line.key != key)),
+    ("a charge is doubled", |s, _, key| double(&mut s.provider, |line| line.key == key)),
+    ("a charge's amount differs", |s, _, key| {
+        s.provider.iter_mut().filter(|line| line.key == key).for_each(|line| line.amount += 1);
+    }),
+    ("a charge's currency differs", |s, _, key| {
+        let line = s.provider.iter_mut().filter(|line| line.key == key);
+        line.for_each(|line| "USD".clone_into(&mut line.currency));
+    }),
+    ("a payment's event is gone", |s, payment, _| {
+        s.outbox.retain(|row| row.aggregate_id != payment.to_string());
+    }),
+    ("a payment's event is doubled", |s, payment, _| {
+        double(&mut s.outbox, |row| row.aggregate_id == payment.to_string());
+    }),
+    ("a payment's booking is gone", |s, payment, _| {
+        s.ledger.retain(|booking| booking.source_id != payment.to_string());
+    }),
+    ("a payment is booked as another amount", |s, payment, _| {
+        let booking = s.ledger.iter_mut().filter(|booking| booking.source_id == payment.to_string());
+        booking.for_each(|booking| booking.cash += 1);
+    }),
+];
+
+fn row(sources: &mut Sources, payment: Uuid, change: fn(&mut PaymentRow)) {
+    sources.payments.iter_mut().filter(|row| row.payment_id == payment).for_each(change);
+}
 
 fn double<T: Clone>(rows: &mut Vec<T>, is_meant: impl Fn(&T) -> bool) {
     let twin = rows.iter().find(|row| is_meant(row)).cloned();

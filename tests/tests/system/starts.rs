@@ -12,6 +12,8 @@ use semel_tests::system::{Place, READY};
 use sqlx::Executor as _;
 
 const DAEMONS: [&str; 4] = ["semel-api", "semel-relay", "semel-reaper", "semel-ledger"];
+/// It has neither database nor broker.
+const SIMULATOR: &str = "semel-provider-sim";
 
 /// The database that a daemon works on.
 fn database_of<'a>(place: &'a Place, program: &str) -> &'a semel_tests::services::Database {
@@ -25,6 +27,8 @@ async fn start(place: &Place, program: &str, env: &[(&str, &str)]) -> Result<(Da
         .envs(place.environment())
         .env("DATABASE_URL", database_of(place, program).url())
         .env("SEMEL_API_LISTEN", format!("127.0.0.1:{}", free_port()?))
+        .env("SEMEL_PROVIDER_LISTEN", place.provider.to_string())
+        .env("SEMEL_PROVIDER_BOOK", &place.book)
         .env("SEMEL_ADMIN_LISTEN", format!("127.0.0.1:{admin}"))
         .envs(env.iter().copied())
         .start()
@@ -175,6 +179,8 @@ async fn a_taken_port_is_a_clear_exit_that_names_the_option() -> Result<()> {
     let address = taken.local_addr()?.to_string();
     let mut cases: Vec<_> = DAEMONS.map(|program| (program, "SEMEL_ADMIN_LISTEN", "--admin-listen")).into();
     cases.push(("semel-api", "SEMEL_API_LISTEN", "--listen"));
+    cases.push((SIMULATOR, "SEMEL_ADMIN_LISTEN", "--admin-listen"));
+    cases.push((SIMULATOR, "SEMEL_PROVIDER_LISTEN", "--listen"));
     for (program, variable, option) in cases {
         let (daemon, _) = start(&place, program, &[(variable, &address)]).await?;
         let line = last_word(&daemon).await?;
@@ -183,6 +189,17 @@ async fn a_taken_port_is_a_clear_exit_that_names_the_option() -> Result<()> {
             "{program}: {line}"
         );
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_book_that_is_none_is_a_clear_exit_that_leaves_it_as_it_is() -> Result<()> {
+    let place = Place::make(&Services::from_env()?).await?;
+    std::fs::write(&place.book, "dear diary\n")?;
+    let (daemon, _) = start(&place, SIMULATOR, &[]).await?;
+    let line = last_word(&daemon).await?;
+    ensure!(line.contains(&place.book.display().to_string()), "{line}");
+    assert_eq!(std::fs::read_to_string(&place.book)?, "dear diary\n");
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use semel_consumer_kit::ConsumerBuilder;
 use semel_core::lifecycle::{Drained, Heartbeat};
 use sqlx::Executor as _;
@@ -132,6 +133,29 @@ async fn connections_that_fall_silent_idle_are_replaced() {
     world.close().await;
 }
 
+/// Each of them would cost seconds to find out.
+#[tokio::test]
+async fn with_one_silent_connection_the_idle_ones_go_too() {
+    let world = World::new().await;
+    let line = Line::to_database_of(&world).await;
+    let pool = line.pool(9);
+    let consumer = world.start_with(impatient(world.builder_on(pool.clone())).concurrency(1));
+    consumer.ready().await;
+    let lent = join_all((0..9).map(|_| pool.acquire())).await;
+    assert!(lent.iter().all(Result::is_ok));
+    drop(lent);
+    eventually("nine idle connections", || async {
+        let idle = pool.num_idle();
+        if idle == 9 { Ok(()) } else { Err(idle) }
+    })
+    .await;
+    line.silence();
+    world.publish(Act::Succeed).await;
+    world.counted([1, 0, 0, 0, 0]).await;
+    consumer.stop().await;
+    world.close().await;
+}
+
 #[tokio::test]
 async fn a_connection_that_falls_silent_under_a_handler_is_replaced() {
     let world = World::new().await;
@@ -214,20 +238,21 @@ async fn the_hard_stop_waits_for_no_database() {
 async fn a_consumer_with_a_stuck_message_does_not_look_alive() {
     let world = World::new().await;
     let heartbeat = Heartbeat::default();
-    let builder = world.builder().budget(Duration::from_millis(400)).answer_limit(Duration::from_millis(100));
+    // Five calls of a second each are the most that a message may take.
+    let builder = world.builder().budget(Duration::from_millis(700)).answer_limit(Duration::from_millis(300));
     let consumer = world.start_with(builder.heartbeat(heartbeat.clone()));
     consumer.ready().await;
     world.publish(Act::BlockThread).await;
     within("the event at the gate", world.script.at_gate.acquire()).await.unwrap().forget();
     eventually("the heartbeat to stop", || async {
         let age = heartbeat.age();
-        if age > Duration::from_secs(3) { Ok(()) } else { Err(age) }
+        if age > Duration::from_secs(4) { Ok(()) } else { Err(age) }
     })
     .await;
-    world.script.gate.add_permits(1);
+    world.script.gate.add_permits(100);
     eventually("the heartbeat to go on", || async {
         let age = heartbeat.age();
-        if age < Duration::from_secs(1) { Ok(()) } else { Err(age) }
+        if age < Duration::from_secs(2) { Ok(()) } else { Err(age) }
     })
     .await;
     consumer.stop().await;

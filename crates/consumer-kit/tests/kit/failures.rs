@@ -77,14 +77,14 @@ async fn what_is_no_event_becomes_a_dead_letter() {
 }
 
 async fn publish_without_id(exchange: &str) {
-    publish_as_it_is(exchange, BasicProperties::default()).await;
+    publish_as_it_is(exchange, BasicProperties::default(), br#"{"act":"Succeed"}"#).await;
 }
 
-async fn publish_as_it_is(exchange: &str, properties: BasicProperties) {
+async fn publish_as_it_is(exchange: &str, properties: BasicProperties, body: &[u8]) {
     let url = std::env::var("AMQP_URL").unwrap();
     let connection = lapin::Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
-    let (key, body) = ("order.OrderPlaced", br#"{"act":"Succeed"}"#);
+    let key = "order.OrderPlaced";
     let options = BasicPublishOptions::default();
     let sent = channel.basic_publish(exchange.into(), key.into(), options, body, properties);
     sent.await.unwrap();
@@ -207,10 +207,13 @@ async fn a_message_without_room_for_a_reason_is_moved_to_the_dead_letters_as_it_
     let consumer = world.start().await;
     let padding = AMQPValue::LongString("x".repeat(128 * 1024 - 1000).into());
     let padded = FieldTable::from(BTreeMap::from([(ShortString::from("padding"), padding)]));
-    publish_as_it_is(&world.name, BasicProperties::default().with_headers(padded)).await;
-    world.counted([0, 0, 0, 0, 1]).await;
+    let event = Uuid::new_v4();
+    let properties =
+        BasicProperties::default().with_message_id(event.to_string().into()).with_headers(padded);
+    publish_as_it_is(&world.name, properties, br#"{"act":"Refuse"}"#).await;
+    world.counted([0, 0, 0, 1, 0]).await;
     let letters = world.dead_letters(1).await;
-    assert!(letters[0].header("padding").is_some());
+    assert_eq!(id(&letters[0]), event);
     assert_eq!(letters[0].header(headers::REASON), None);
     assert_eq!(consumer.losses(), 0);
     consumer.stop().await;

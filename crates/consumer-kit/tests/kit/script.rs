@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use semel_consumer_kit::{Event, Handler, HandlerError};
 use semel_core::outbox::{self, NewEvent};
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection as _, Executor as _, PgConnection};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
@@ -100,9 +101,16 @@ impl Handler for Script {
             }
             Act::BlockThread => {
                 self.at_gate.add_permits(1);
-                while self.gate.try_acquire().map(SemaphorePermit::forget).is_err() {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
+                let (runtime, gate) = (Handle::current(), Arc::clone(&self.gate));
+                let waits = std::thread::spawn(move || {
+                    let until = Instant::now() + Duration::from_secs(15);
+                    while gate.try_acquire().map(SemaphorePermit::forget).is_err() && Instant::now() < until {
+                        // This worker may have served timers and sockets. Another has to wake up and do so.
+                        runtime.spawn(async {});
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                });
+                waits.join().unwrap();
             }
             Act::NeedTable => {
                 tx.execute("INSERT INTO made_later VALUES (1)").await?;
