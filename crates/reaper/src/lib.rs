@@ -90,7 +90,9 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     telemetry::start_logs(&options.process.logs);
     match &options.command {
         Some(Command::Migrate) => {
-            return Ok(schema::migrate(&options.database.url()?, &[&ENGINE]).await?);
+            let with_payments = options.provider_config()?.is_some();
+            let sets: &[&MigrationSet] = if with_payments { &[&ENGINE, &PAYMENTS] } else { &[&ENGINE] };
+            return Ok(schema::migrate(&options.database.url()?, sets).await?);
         }
         Some(Command::Keys(command)) => return keys::run(&command.action, &options).await,
         None => {}

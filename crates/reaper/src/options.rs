@@ -65,7 +65,7 @@ pub struct Options {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make or upgrade the engine's tables, and leave.
+    /// Make or upgrade the engine's tables, and with a provider those of payments, and leave.
     Migrate,
     /// Payments that wait for a person.
     Keys(KeysCommand),
@@ -190,6 +190,11 @@ pub struct Settling {
 }
 
 impl Options {
+    /// Returns the provider that is configured, if one is.
+    pub(crate) fn provider_config(&self) -> Result<Option<ProviderConfig>, OptionError> {
+        self.provider.config()
+    }
+
     /// Checks the options.
     ///
     /// # Errors

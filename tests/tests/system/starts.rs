@@ -134,7 +134,13 @@ async fn a_missing_schema_is_waited_for_and_used_once_it_is_made() -> Result<()>
             .wait_for_line("what it waits for", READY, |line| line.contains("run the subcommand `migrate`"))
             .await?;
         assert_not_ready_but_alive(admin).await?;
-        semel_tests::system::call(program, &["migrate"], &empty.url()).await?;
+        let migrate = Daemon::command("migrate", binary(program)?)
+            .arg("migrate")
+            .envs(place.environment())
+            .env("DATABASE_URL", empty.url())
+            .start()
+            .await?;
+        ensure!(migrate.wait_exit(READY).await?.success(), "{program} migrate: {:?}", migrate.lines());
         daemon.wait_ready(admin, READY).await?;
         daemon.terminate()?;
         ensure!(daemon.wait_exit(READY).await?.success(), "{program} does not stop");
