@@ -10,13 +10,12 @@ use semel_tests::payments::{
     BOUND, Ids, all_agree, charges, completed, evidence, is_refusal, key_row, sends, untouchable,
 };
 use semel_tests::provider::{Control, Fault};
-use semel_tests::services::Services;
-use semel_tests::system::{Running, Shape, System};
+use semel_tests::system::{Running, System};
 
-use crate::support::{EXIT, STUCK_SOON, all_told, given_up};
+use crate::support::{EXIT, STUCK_SOON, all_told, given_up, place_to_start, start};
 
 /// How many payments one reaper has in its hands: half are charged late and half are not. It drives 16 at a time.
-const PAYMENTS: usize = 6;
+const PAYMENTS: usize = 4;
 
 /// Where the reaper is caught.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -56,8 +55,7 @@ struct Late {
 }
 
 async fn caught(step: Step, fate: Fate) -> Result<()> {
-    let services = Services::from_env()?;
-    let system = System::start(&services, Shape { apis: 1, relays: 1, env: STUCK_SOON }).await?;
+    let system = start(1, STUCK_SOON).await?;
     system.reaper.daemon.kill().await?;
     let control = system.place.control()?;
     let payments = stuck(&system, &control, step).await?;
@@ -67,11 +65,13 @@ async fn caught(step: Step, fate: Fate) -> Result<()> {
         Step::BeforeTheCancel => "payments.after_canceling",
         Step::AfterTheCancel => "payments.after_cancel",
     });
+    let place = place_to_start().await?;
     let reaper = system.place.reaper("caught", &gate.env()?).await?;
     if step == Step::AfterTheCancel {
         let_in_before_the_cancel(&control, &payments).await?;
     }
     gate.wait_for(PAYMENTS).await?;
+    drop(place);
     match fate {
         Fate::Killed => drop(reaper.daemon.kill().await?),
         Fate::Frozen => reaper.daemon.freeze().await?,

@@ -12,14 +12,12 @@ use semel_tests::payments::{
     BOUND, Ids, KeyRow, all_agree, charges, completed, key_row, longest_in_progress, place_of,
 };
 use semel_tests::provider::{Control, Fault};
-use semel_tests::services::Services;
-use semel_tests::system::{Running, Shape, System};
+use semel_tests::system::{Running, System};
 use semel_tests::wait::eventually;
 use sqlx::{PgConnection, Row as _};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::support::{Asked, EXIT, joined, told};
+use crate::support::{Asked, EXIT, connected, joined, place_to_start, start, told};
 use crate::wire::{Loss, Wire};
 
 /// How the API dies.
@@ -62,9 +60,6 @@ const ROWS: [Row; 13] = [
     ("before it answers", Death::At("api.before_respond"), Left::Completed, 1),
 ];
 
-/// How many APIs are started at a time: one that is short of a processor gives up waiting for a connection and dies elsewhere.
-const DIE_AT_A_TIME: usize = 2;
-
 /// Who drives on what the dead left.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Heir {
@@ -84,15 +79,15 @@ async fn whenever_an_api_dies_its_payment_is_settled_by_a_reaper_or_by_a_retry()
 
 /// All rows side by side, each with an API of its own to die. Returns for how long the longest was in progress.
 async fn crash_table(heir: Heir) -> Result<Duration> {
-    let system = System::start(&Services::from_env()?, Shape { apis: 1, relays: 1, env: &[] }).await?;
+    let system = start(1, &[]).await?;
     if heir == Heir::Retry {
         system.reaper.daemon.kill().await?;
     }
     let system = Arc::new(system);
-    let (mut rows, dying) = (JoinSet::new(), Arc::new(Semaphore::new(DIE_AT_A_TIME)));
+    let mut rows = JoinSet::new();
     for row in ROWS {
-        let (system, dying) = (Arc::clone(&system), Arc::clone(&dying));
-        rows.spawn(async move { play(&system, &dying, row, heir).await.with_context(|| row.0) });
+        let system = Arc::clone(&system);
+        rows.spawn(async move { play(&system, row, heir).await.with_context(|| row.0) });
     }
     let told = joined(rows).await?;
     assert_eq!(told.len(), ROWS.len());
@@ -104,11 +99,11 @@ async fn crash_table(heir: Heir) -> Result<Duration> {
 }
 
 /// Plays a row to its end: what the client is told.
-async fn play(system: &System, dying: &Semaphore, row: Row, heir: Heir) -> Result<ToldPayment> {
+async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
     let (name, death, left, charged) = row;
     let payment = Payment::new(&format!("crash: {name}"), 4200);
     let (ids, control) = (Ids::of(&payment.key)?, system.place.control()?);
-    let place = dying.acquire().await?;
+    let place = place_to_start().await?;
     die(system, &control, death, &payment).await?;
     drop(place);
 
@@ -161,6 +156,7 @@ async fn die(system: &System, control: &Control, death: Death, payment: &Payment
     let mut env = vec![("SEMEL_FAILPOINTS", plan.as_str())];
     env.extend(wire.as_ref().map(|wire| ("DATABASE_URL", wire.url.as_str())));
     let doomed = system.place.api(&format!("doomed-{}", payment.key), &env).await?;
+    connected(system, &doomed).await?;
     let asked = Asked::of(system, &doomed, payment.clone())?;
     match (death, &wire) {
         (Death::At(_), _) => {
@@ -221,7 +217,7 @@ async fn events_of(connection: &mut PgConnection, ids: &Ids) -> Result<Vec<(Stri
 /// The API lives, and only the connection dies: the same statement again finds the key completed, by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_that_loses_the_answer_to_its_settlement_finds_it_and_answers() -> Result<()> {
-    let system = System::start(&Services::from_env()?, Shape { apis: 0, relays: 1, env: &[] }).await?;
+    let system = start(0, &[]).await?;
     let wire = Wire::to(&system.place, "PaymentCreated", Loss::AnswerByReset).await?;
     let api = system.place.api("cut-off", &[("DATABASE_URL", &wire.url)]).await?;
     let payment = Payment::new("cut off", 4300);

@@ -8,10 +8,9 @@ use semel_tests::client::{Payment, ToldPayment};
 use semel_tests::gate::Gate;
 use semel_tests::payments::{BOUND, Ids, all_agree, charges, completed, evidence, untouchable};
 use semel_tests::provider::{Control, Fault};
-use semel_tests::services::Services;
-use semel_tests::system::{Running, Shape, System};
+use semel_tests::system::{Running, System};
 
-use crate::support::{Asked, EXIT, told};
+use crate::support::{Asked, EXIT, connected, place_to_start, start, told};
 
 /// Where it freezes.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +45,7 @@ struct Frozen {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_frozen_past_its_lease_touches_nothing_but_evidence_afterwards() -> Result<()> {
-    let system = System::start(&Services::from_env()?, Shape { apis: 1, relays: 1, env: &[] }).await?;
+    let system = start(1, &[]).await?;
     let control = system.place.control()?;
     let freezing = ROWS.map(|row| freeze(&system, &control, row));
     let frozen = futures_util::future::try_join_all(freezing).await?;
@@ -85,6 +84,7 @@ async fn an_api_frozen_past_its_lease_touches_nothing_but_evidence_afterwards() 
 
 async fn freeze(system: &System, control: &Control, row: Row) -> Result<Frozen> {
     let (name, step, _) = row;
+    let _place = place_to_start().await?;
     let payment = Payment::new(&format!("frozen: {name}"), 4400);
     let gate = match step {
         Step::At(failpoint) => Some(Gate::at(failpoint)),
@@ -97,6 +97,7 @@ async fn freeze(system: &System, control: &Control, row: Row) -> Result<Frozen> 
     if let Step::Provider(kind) = step {
         control.order(Fault::new(kind, Call::Charge).key(&key).times(1).hold(&key)).await?;
     }
+    connected(system, &api).await?;
     let asked = Asked::of(system, &api, payment)?;
     match &gate {
         Some(gate) => gate.wait_for(1).await?,

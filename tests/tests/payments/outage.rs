@@ -9,18 +9,16 @@ use semel_proto::provider::v1::{Call, CountCallsResponse, FaultKind};
 use semel_tests::client::{Client, Payment};
 use semel_tests::payments::{BOUND, all_agree, completed};
 use semel_tests::provider::Fault;
-use semel_tests::services::Services;
-use semel_tests::system::{Shape, System};
 use semel_tests::wait::eventually;
 use sqlx::Row as _;
 use tokio::task::JoinSet;
 
-use crate::support::{all_told, in_full, joined};
+use crate::support::{all_told, in_full, joined, start};
 
 /// Clients that make payments; half of them ask again for the same one until it is final, half go on to the next.
 const CLIENTS: usize = 8;
 /// Between two requests of a client.
-const PACE: Duration = Duration::from_millis(50);
+const PACE: Duration = Duration::from_millis(100);
 
 /// What the clients share.
 #[derive(Default)]
@@ -73,7 +71,7 @@ fn calls(counted: CountCallsResponse) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_provider_that_is_away_is_spared_and_every_payment_settles_afterwards() -> Result<()> {
     let outage = Duration::from_secs(if in_full() { 60 } else { 10 });
-    let system = System::start(&Services::from_env()?, Shape { apis: 2, relays: 1, env: &[] }).await?;
+    let system = start(2, &[]).await?;
     let control = system.place.control()?;
     let load = Arc::<Load>::default();
     let mut clients = JoinSet::new();

@@ -6,12 +6,11 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use semel_tests::client::{Payment, ToldPayment};
 use semel_tests::payments::{Ids, charges};
-use semel_tests::services::Services;
-use semel_tests::system::{Running, Shape, System};
+use semel_tests::system::{Running, System};
 use sqlx::Row as _;
 use uuid::Uuid;
 
-use crate::support::{EXIT, told};
+use crate::support::{EXIT, start, told};
 
 /// Stops what works on the payments database.
 async fn stop(system: &System) -> Result<()> {
@@ -26,7 +25,7 @@ async fn stop(system: &System) -> Result<()> {
     Ok(())
 }
 
-async fn start(system: &mut System, name: &str) -> Result<()> {
+async fn start_again(system: &mut System, name: &str) -> Result<()> {
     system.apis = vec![system.place.api(&format!("api-{name}"), &[]).await?];
     system.relays = vec![system.place.relay(&format!("relay-{name}"), &[]).await?];
     system.reaper = system.place.reaper(&format!("reaper-{name}"), &[]).await?;
@@ -55,15 +54,14 @@ async fn bookings(system: &System, payment: Uuid) -> Result<i64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_after_a_restore_makes_the_same_payment_by_the_same_charge_and_books_it_once() -> Result<()> {
-    let services = Services::from_env()?;
-    let mut system = System::start(&services, Shape { apis: 1, relays: 1, env: &[] }).await?;
+    let mut system = start(1, &[]).await?;
     let control = system.place.control()?;
     let before = Payment::new("before the copy", 1000);
     let kept = told(&system.client(0)?, &before).await?.0;
     system.place.settled(EXIT).await?;
     stop(&system).await?;
     let backup = system.place.payments.back_up().await?;
-    start(&mut system, "again").await?;
+    start_again(&mut system, "again").await?;
 
     let mut payments =
         vec![Payment::new("lost 1", 1100), Payment::new("lost 2", 1200), Payment::new("lost 3", 1300)];
@@ -77,7 +75,7 @@ async fn a_retry_after_a_restore_makes_the_same_payment_by_the_same_charge_and_b
     let events_before = events(&system).await?;
     stop(&system).await?;
     system.place.payments.restore(backup).await?;
-    start(&mut system, "restored").await?;
+    start_again(&mut system, "restored").await?;
     assert_eq!(events(&system).await?.len(), 1, "it was not set back");
 
     let mut all = vec![kept];

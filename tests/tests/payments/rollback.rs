@@ -5,18 +5,19 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use semel_proto::provider::v1::happening::What;
 use semel_proto::provider::v1::{Call, FaultKind, Happening, Reason};
 use semel_tests::client::Payment;
+use semel_tests::gate::Gate;
 use semel_tests::payments::{
     BOUND, Ids, all_agree, charges, completed, is_refusal, place_of, refusal, sends,
 };
 use semel_tests::provider::{Control, Fault};
-use semel_tests::services::Services;
-use semel_tests::system::{Shape, System};
+use semel_tests::system::System;
 use sqlx::Row as _;
 
-use crate::support::{STUCK_SOON, all_told, given_up, in_full};
+use crate::support::{STUCK_SOON, all_told, given_up, in_full, place_to_start, start};
 
 /// When the late charge arrives.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -184,8 +185,7 @@ async fn a_late_charge_and_a_rollback_never_both_happen_whichever_comes_first() 
 
 /// The late charge before, during and after the one cancel there is.
 async fn first_cancels() -> Result<usize> {
-    let services = Services::from_env()?;
-    let mut system = System::start(&services, Shape { apis: 2, relays: 1, env: STUCK_SOON }).await?;
+    let mut system = start(2, STUCK_SOON).await?;
     // The second reaper: they share the work.
     let second = system.place.reaper("reaper-2", &[]).await?;
     let control = system.place.control()?;
@@ -232,31 +232,31 @@ async fn force(system: &System, control: &Control, rounds: &mut [Round]) -> Resu
 
 /// The late charge before and after the second cancel, the answer to the first being lost.
 async fn second_cancels() -> Result<usize> {
-    // One reaper drives 16 at a time, and all of them must have their cancel out when it dies.
-    let (systems, each) = if in_full() { (4, 13) } else { (1, 4) };
-    let mut rounds = 0;
-    for _ in 0..systems {
-        rounds += second_cancel(each).await?;
-    }
-    Ok(rounds)
+    let (systems, each) = if in_full() { (9, 6) } else { (1, 4) };
+    let rounds = stream::iter((0..systems).map(|_| second_cancel(each))).buffer_unordered(3);
+    let rounds: Vec<usize> = rounds.try_collect().await?;
+    Ok(rounds.iter().sum())
 }
 
-/// A reaper dies while it waits for the answers to its cancels, which are lost; another one cancels again.
+/// A reaper dies that has lost the answers to its cancels; another one cancels again.
 async fn second_cancel(each: usize) -> Result<usize> {
-    let services = Services::from_env()?;
-    let mut system = System::start(&services, Shape { apis: 1, relays: 1, env: STUCK_SOON }).await?;
+    let mut system = start(1, STUCK_SOON).await?;
     let control = system.place.control()?;
     let orders = [Arrives::BeforeTheSecondCancel, Arrives::AfterTheSecondCancel];
     let arrivals: Vec<Arrives> = orders.into_iter().cycle().take(each).collect();
     // The first reaper is started when all of them are due: it takes nothing more while it waits for answers.
     system.reaper.daemon.kill().await?;
     let rounds = stuck(&system, &control, &arrivals).await?;
-    system.reaper = system.place.reaper("first", &[]).await?;
+    let (place, gate) = (place_to_start().await?, Gate::at("payments.after_cancel"));
+    system.reaper = system.place.reaper("first", &gate.env()?).await?;
     for round in &rounds {
         let is_fenced = |seen: &Happening| seen.what() == What::Applied && seen.call() == Call::Cancel;
         control.wait_for("the first cancel", &round.ids.provider_key, is_fenced).await?;
     }
+    // All of them: one that went on would ask, and settle by what it is told.
+    gate.wait_for(each).await?;
     system.reaper.daemon.kill().await?;
+    drop(place);
     for round in rounds.iter().filter(|round| round.arrives == Arrives::BeforeTheSecondCancel) {
         control.release(&round.late()).await?;
         let fenced_off = |seen: &Happening| is_refusal(seen, Call::Charge, Reason::Fenced);

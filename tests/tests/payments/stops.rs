@@ -8,14 +8,15 @@ use semel_proto::provider::v1::{Call, FaultKind};
 use semel_tests::client::Payment;
 use semel_tests::payments::{BOUND, Ids, all_agree, charges, completed, key_row};
 use semel_tests::provider::Fault;
-use semel_tests::services::Services;
-use semel_tests::system::{Running, Shape, System};
+use semel_tests::system::{Running, System};
 
-use crate::support::{Asked, EXIT, told};
+use crate::support::{Asked, EXIT, connected, place_to_start, start, told};
 
 /// An API with a payment whose charge is made and whose answer the provider holds.
 async fn held(system: &System, name: &str, env: &[(&str, &str)]) -> Result<(Running, Asked)> {
+    let _place = place_to_start().await?;
     let api = system.place.api(name, env).await?;
+    connected(system, &api).await?;
     let payment = Payment::new(name, 5300);
     let hold = Ids::of(&payment.key)?.provider_key;
     let control = system.place.control()?;
@@ -34,7 +35,7 @@ async fn an_api_that_is_stopped_waits_for_the_provider_within_its_grace_and_no_l
 }
 
 async fn one_waits_and_one_does_not() -> Result<()> {
-    let system = System::start(&Services::from_env()?, Shape { apis: 1, relays: 1, env: &[] }).await?;
+    let system = start(1, &[]).await?;
     let control = system.place.control()?;
     let (patient, first) = held(&system, "patient", &[]).await?;
     let (hasty, second) = held(&system, "hasty", &[("SEMEL_GRACE", "1")]).await?;
@@ -77,7 +78,7 @@ async fn one_waits_and_one_does_not() -> Result<()> {
 
 /// An answer that never comes is given up within the grace, and the client told that nothing is known.
 async fn nobody_hangs() -> Result<()> {
-    let system = System::start(&Services::from_env()?, Shape { apis: 1, relays: 1, env: &[] }).await?;
+    let system = start(1, &[]).await?;
     let control = system.place.control()?;
     let (api, asked) = held(&system, "stopping", &[]).await?;
     api.daemon.terminate()?;

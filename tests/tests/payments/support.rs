@@ -3,15 +3,19 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use semel_proto::provider::v1::Happening;
 use semel_proto::provider::v1::happening::What;
 use semel_tests::client::{Answer, Client, Payment, ToldPayment};
 use semel_tests::payments::Ids;
 use semel_tests::provider::Control;
-use semel_tests::system::{Env, Running, System};
+use semel_tests::services::Services;
+use semel_tests::system::{Env, Running, Shape, System};
 use semel_tests::wait::eventually;
 use sqlx::Row as _;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::{JoinHandle, JoinSet};
+use uuid::Uuid;
 
 /// How long a process that is to die may take.
 pub(crate) const EXIT: Duration = Duration::from_secs(30);
@@ -26,6 +30,31 @@ pub(crate) const STUCK_SOON: Env<'static> =
 
 /// How many payments are asked for at a time.
 const AT_A_TIME: usize = 4;
+
+/// Bounds how much of this suite starts at a time: a process whose first connections to the database take too long goes
+/// another way than the one that a test wants to see it go.
+static STARTS: Semaphore = Semaphore::const_new(2);
+
+/// Waits for a place to start something. Whoever has one asks for no other.
+pub(crate) async fn place_to_start() -> Result<SemaphorePermit<'static>> {
+    Ok(STARTS.acquire().await?)
+}
+
+/// Starts a system.
+pub(crate) async fn start(apis: usize, env: Env<'static>) -> Result<System> {
+    let _place = place_to_start().await?;
+    System::start(&Services::from_env()?, Shape { apis, relays: 1, env }).await
+}
+
+/// Waits until an API has connected to its database.
+pub(crate) async fn connected(system: &System, api: &Running) -> Result<()> {
+    let client = system.place.client(api)?;
+    let look = || async {
+        let answer = client.payment(Uuid::nil()).await.map_err(|error| error.to_string())?;
+        if answer.status == 404 { Ok(()) } else { Err(answer.status.to_string()) }
+    };
+    eventually("the API to connect to its database", EXIT, look).await
+}
 
 /// A payment that was asked for, and whose answer is awaited.
 pub(crate) struct Asked {
@@ -63,13 +92,10 @@ pub(crate) async fn told(client: &Client, payment: &Payment) -> Result<(ToldPaym
     Ok((told, answer))
 }
 
-/// Asks an API for each payment until the answer is final.
+/// Asks an API for each payment until the answer is final, and returns the answers in the same order.
 pub(crate) async fn all_told(client: &Client, payments: &[Payment]) -> Result<Vec<ToldPayment>> {
-    let mut all = Vec::new();
-    for payment in payments {
-        all.push(told(client, payment).await?.0);
-    }
-    Ok(all)
+    let asking = payments.iter().map(|payment| async move { Ok(told(client, payment).await?.0) });
+    stream::iter(asking).buffered(AT_A_TIME).try_collect().await
 }
 
 /// Waits until a task has ended for each of these payments, and returns what they came to.
@@ -85,7 +111,11 @@ pub(crate) async fn joined<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<
 /// for a reaper.
 pub(crate) async fn given_up(system: &System, control: &Control, payments: &[Payment]) -> Result<()> {
     let (mut asked, mut apis) = (Vec::new(), system.apis.iter().cycle());
+    for api in &system.apis {
+        connected(system, api).await?;
+    }
     for some in payments.chunks(AT_A_TIME) {
+        let _place = place_to_start().await?;
         let first = asked.len();
         for payment in some {
             asked.push(Asked::of(system, apis.next().context("no API")?, payment.clone())?);

@@ -7,14 +7,14 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::bed::DAEMONS;
+use crate::bed::{DAEMONS, PROGRAMS};
 use crate::sources;
 use crate::workspace::{Workspace, describe};
 
 /// The environment variable that orders faults: every program with failpoints holds its name.
 const VARIABLE: &str = "SEMEL_FAILPOINTS";
 
-/// Names each plain daemon that holds a failpoint.
+/// Names each plain program that holds a failpoint, the simulator among them: it is built from the same crates.
 ///
 /// The daemons built with failpoints are searched as well: if none were found even there, the search itself is broken.
 pub(crate) fn leaks(workspace: &Workspace) -> Result<Vec<String>> {
@@ -35,7 +35,7 @@ pub(crate) fn leaks(workspace: &Workspace) -> Result<Vec<String>> {
     }
 
     let mut leaks = Vec::new();
-    for daemon in DAEMONS {
+    for daemon in PROGRAMS {
         let found = search(&workspace.program(daemon), &sought)?;
         if !found.is_empty() {
             let found = found.into_iter().collect::<Vec<_>>().join(", ");
