@@ -195,13 +195,13 @@ pub enum Settled {
 impl Delivery {
     /// Acknowledges it: the broker forgets the message.
     pub async fn ack(self) -> Settled {
-        settled(self.acker.ack(BasicAckOptions { multiple: false }).await)
+        settled(self.acker.ack(BasicAckOptions { multiple: false })).await
     }
 
     /// Gives it back: to the queue, or to the queue's dead letters. Each rejection counts towards
     /// the delivery limit in every broker version, which `basic.nack` does not.
     pub async fn reject(self, requeue: bool) -> Settled {
-        settled(self.acker.reject(BasicRejectOptions { requeue }).await)
+        settled(self.acker.reject(BasicRejectOptions { requeue })).await
     }
 
     /// A copy to send on, as a retry or a dead letter.
@@ -218,7 +218,12 @@ impl Delivery {
     }
 }
 
-fn settled(sent: lapin::Result<bool>) -> Settled {
+/// Awaits a settlement, with a limit: where the connection dies with the frame queued, the library never answers.
+async fn settled(sending: impl Future<Output = lapin::Result<bool>>) -> Settled {
+    let Ok(sent) = tokio::time::timeout(CLOSE_LIMIT, sending).await else {
+        tracing::debug!("a settlement was not sent in time");
+        return Settled::Lost;
+    };
     match sent {
         Ok(true) => Settled::Sent,
         Ok(false) => Settled::Lost,
