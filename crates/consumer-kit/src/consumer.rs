@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use semel_broker::BrokerUrl;
 use semel_core::backoff::Backoff;
+use semel_core::database;
 use semel_core::disposition::{Disposed as _, Disposition, chain};
 use semel_core::lifecycle::Lifecycle;
 use sqlx::PgPool;
@@ -15,7 +16,6 @@ use crate::builder::{ConsumerBuilder, Readiness, Settings};
 use crate::dead_letter::DeadLetters;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::lease;
 use crate::session::{Ahead, Session};
 
 /// A subscription that has held for this long makes the next wait a short one again.
@@ -103,7 +103,7 @@ impl<H: Handler> Consumer<H> {
             }
             ahead = Ahead::One;
             if !matches!(error, Error::Broker(_)) {
-                lease::cut_idle(&self.shared.pool);
+                database::cut_idle(&self.shared.pool);
             }
             if begun.elapsed() > HELD {
                 backoff.reset();

@@ -61,7 +61,6 @@ mod error;
 mod event;
 pub mod failpoints;
 mod handler;
-mod lease;
 mod message;
 pub mod metrics;
 mod session;

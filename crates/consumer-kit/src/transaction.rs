@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use semel_core::database::{self, Failure, failure, sqlstate, within};
+use semel_core::database::{self, Failure, Lease, failure, sqlstate, within};
 use semel_core::inbox::{self, Recorded};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
 use uuid::Uuid;
@@ -18,7 +18,6 @@ use crate::consumer::Shared;
 use crate::error::Error;
 use crate::event::Event;
 use crate::handler::{Handler, HandlerError};
-use crate::lease::Lease;
 use crate::told::told;
 
 /// What an event has done.
@@ -65,7 +64,7 @@ pub(crate) async fn take_effect<H: Handler>(
     let result = transact(shared, &mut lease, event).await;
     drop(attempt);
     if ended_by_an_answer(&result) {
-        lease.give_back(shared.settings.call_limit());
+        lease.give_back();
     }
     result
 }
@@ -171,7 +170,7 @@ pub(crate) async fn probe(pool: &PgPool, settings: &Settings) -> Result<(), Erro
     let record = inbox::record_once(&mut tx, &settings.name, Uuid::new_v4());
     within(limit, record).await.map_err(failed("write to the database"))?;
     within(limit, tx.rollback()).await.map_err(failed("roll back a transaction"))?;
-    lease.give_back(limit);
+    lease.give_back();
     Ok(())
 }
 

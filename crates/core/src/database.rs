@@ -5,14 +5,18 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use secrecy::{ExposeSecret, SecretString};
-use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, Executor as _, PgConnection, PgPool, Postgres};
+use sqlx::{Connection, Executor as _, PgConnection, PgPool};
 
 use crate::backoff::Backoff;
 use crate::disposition::{Disposed, Disposition, chain};
 use crate::lifecycle::Lifecycle;
 use crate::schema::{MigrationSet, SchemaError};
+
+mod lent;
+
+use lent::timed_out;
+pub use lent::{CALL_LIMIT, Lease, Lent, call, cut_idle, within};
 
 /// Where the database is, password included; never printed with it.
 #[derive(Clone)]
@@ -76,81 +80,6 @@ impl FromStr for DatabaseUrl {
         let shown = format!("postgres://{}@{place}/{database}", options.get_username());
         Ok(Self { url: SecretString::from(text), shown })
     }
-}
-
-/// How long a call may take before its connection is given up: longer than the server lets any statement run, so that only
-/// a connection that is dead without knowing it comes to this.
-pub const CALL_LIMIT: Duration = Duration::from_secs(20);
-
-/// Awaits a call at most for `limit`; then it fails as one whose connection was lost.
-///
-/// The connection must not be used again after that, nor go back to its pool, which would wait for it: drop a
-/// [`PgConnection`], [`detach`](PoolConnection::detach) a pooled one. [`Lent`] does.
-///
-/// # Errors
-///
-/// Those of the call, and a time-out, which says nothing of what the server did.
-pub async fn within<T>(
-    limit: Duration,
-    call: impl Future<Output = Result<T, sqlx::Error>>,
-) -> Result<T, sqlx::Error> {
-    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| Err(timed_out()))
-}
-
-fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "the database does not answer"))
-}
-
-/// A pooled connection whose calls have a limit. One that does not answer leaves the pool.
-#[derive(Debug)]
-pub struct Lent {
-    connection: Option<PoolConnection<Postgres>>,
-}
-
-impl Lent {
-    /// Takes a connection from the pool.
-    ///
-    /// # Errors
-    ///
-    /// When none is free, or none can be made, in time.
-    pub async fn from(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        Ok(Self { connection: Some(pool.acquire().await?) })
-    }
-
-    /// Makes a call.
-    ///
-    /// # Errors
-    ///
-    /// Those of the call; a time-out; and after one, a lost connection at once.
-    pub async fn call<T>(
-        &mut self,
-        call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error>,
-    ) -> Result<T, sqlx::Error> {
-        let Some(mut connection) = self.connection.take() else { return Err(timed_out()) };
-        let Ok(outcome) = tokio::time::timeout(CALL_LIMIT, call(&mut connection)).await else {
-            drop(connection.detach());
-            return Err(timed_out());
-        };
-        if outcome.as_ref().is_err_and(is_read_only) {
-            // It leads to a server that was demoted: the next one may lead to its successor.
-            drop(connection.detach());
-        } else {
-            self.connection = Some(connection);
-        }
-        outcome
-    }
-}
-
-/// Makes one call on a connection of the pool, with a limit.
-///
-/// # Errors
-///
-/// As [`Lent::from`] and [`Lent::call`].
-pub async fn call<T>(
-    pool: &PgPool,
-    call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error>,
-) -> Result<T, sqlx::Error> {
-    Lent::from(pool).await?.call(call).await
 }
 
 /// Says whether the server refused to write, as a standby or a server that is set so does.

@@ -92,7 +92,7 @@ async fn decide(
 }
 
 async fn list(pool: &PgPool, limit: i64, as_json: bool) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let waiting = person::waiting(&mut *pool.acquire().await?, limit).await?;
+    let waiting = database::call(pool, async |connection| person::waiting(connection, limit).await).await?;
     if waiting.is_empty() {
         tracing::info!("no key waits for a person");
     }

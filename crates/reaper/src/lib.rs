@@ -32,7 +32,7 @@ use semel_core::{database, failpoint, telemetry};
 use semel_payments::payments::create::MakePayment;
 use semel_payments::provider::grpc::GrpcProvider;
 use semel_payments::schema::PAYMENTS;
-use sqlx::PgPool;
+use sqlx::{Connection as _, PgPool};
 use tokio::task::JoinSet;
 
 pub use options::{Config, Options, Payments, Settling};
@@ -67,11 +67,15 @@ impl Work for Reaper {
     type Error = sqlx::Error;
 
     async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
-        let mut tx = self.pool.begin().await?;
-        // An error drops the transaction; its connection is then rolled back before it is lent again.
-        let reaped = store::reap_expired(&mut tx, i64::from(self.batch)).await?;
-        failpoint!(failpoints::BEFORE_COMMIT);
-        tx.commit().await?;
+        let reaped = database::call(&self.pool, async |connection| {
+            // An error drops the transaction; its connection is then rolled back before it is lent again.
+            let mut tx = connection.begin().await?;
+            let reaped = store::reap_expired(&mut tx, i64::from(self.batch)).await?;
+            failpoint!(failpoints::BEFORE_COMMIT);
+            tx.commit().await?;
+            Ok(reaped)
+        })
+        .await?;
         counter!(metrics::REAPED, "kind" => metrics::KEYS).increment(reaped);
         Ok(match reaped {
             0 => Pass::Idle,

@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use semel_core::database;
 use semel_core::disposition::chain;
 use semel_core::idempotency::engine::{LEASE, Operation as _};
 use semel_core::idempotency::store::{self, StuckKey};
@@ -50,9 +51,11 @@ impl<P: Provider> Recovery<P> {
     }
 
     async fn take_over(&self, limit: usize) -> Result<Vec<StuckKey>, sqlx::Error> {
-        let mut connection = self.pool.acquire().await?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        store::take_over_stuck(&mut connection, &self.operations, limit, LEASE).await
+        database::call(&self.pool, async |connection| {
+            store::take_over_stuck(connection, &self.operations, limit, LEASE).await
+        })
+        .await
     }
 
     /// Drives one on, in a task of its own: what goes wrong with it stays with it.

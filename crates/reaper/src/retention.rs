@@ -12,6 +12,7 @@
 use std::time::Duration;
 
 use ::metrics::counter;
+use semel_core::database::Lent;
 use semel_core::lifecycle::{Pass, Work};
 use semel_core::walk::{self, Blocks};
 use semel_core::{inbox, operators, outbox};
@@ -107,15 +108,17 @@ impl Work for Retention {
     type Error = sqlx::Error;
 
     async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
-        let mut connection = self.pool.acquire().await?;
-        let Some(size) = walk::blocks_of(&mut connection, self.kept.table()).await? else {
-            return Ok(Pass::Idle);
-        };
+        let mut connection = Lent::from(&self.pool).await?;
+        let table = self.kept.table();
+        let size = connection.call(async |connection| walk::blocks_of(connection, table).await).await?;
+        let Some(size) = size else { return Ok(Pass::Idle) };
         if self.next >= size {
             self.next = 0;
         }
         let blocks = Blocks { first: self.next, end: self.next + self.blocks };
-        let reaped = self.kept.reap(&mut connection, blocks, self.age, i64::from(self.batch)).await?;
+        let (kept, age, batch) = (self.kept, self.age, i64::from(self.batch));
+        let reaped =
+            connection.call(async |connection| kept.reap(connection, blocks, age, batch).await).await?;
         counter!(metrics::REAPED, "kind" => self.kept.label()).increment(reaped);
         if reaped == u64::from(self.batch) {
             // These blocks may hold more.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use semel_tests::client::{Client, Intent};
-use semel_tests::proxy::{Fault, Proxy, Rule, Verdict};
+use semel_tests::proxy::{Direction, Fault, Proxy, Rule, Rules, Verdict};
 use semel_tests::services::Services;
 use semel_tests::system::{Place, READY};
 use semel_tests::wait::eventually;
@@ -27,19 +27,24 @@ struct Path {
 
 impl Path {
     async fn to(url: &str) -> Result<Self> {
-        let mut url = reqwest::Url::parse(url)?;
-        let target = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
-        let target: SocketAddr = tokio::net::lookup_host(target).await?.next().context("no address")?;
         let generation = Arc::<AtomicU64>::default();
         let now = Arc::clone(&generation);
         let rules = move |_| {
             let rule = Mortal { born: now.load(Ordering::Relaxed), now: Arc::clone(&now) };
             Some(Box::new(rule) as Box<dyn Rule>)
         };
+        Ok(Self { generation, ..Self::judged(url, rules).await? })
+    }
+
+    /// One whose connections are judged by these rules.
+    async fn judged(url: &str, rules: impl Rules) -> Result<Self> {
+        let mut url = reqwest::Url::parse(url)?;
+        let target = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
+        let target: SocketAddr = tokio::net::lookup_host(target).await?.next().context("no address")?;
         let proxy = Proxy::start_with(target, rules).await?;
         url.set_ip_host(proxy.addr().ip()).ok().context("no host in the URL")?;
         url.set_port(Some(proxy.addr().port())).ok().context("no port in the URL")?;
-        Ok(Self { proxy, url: url.to_string(), generation })
+        Ok(Self { proxy, url: url.to_string(), generation: Arc::default() })
     }
 
     /// From now on nothing passes on the connections there are, and nothing says so; new ones are well.
@@ -105,6 +110,36 @@ async fn an_api_whose_database_connections_died_silently_answers_again() -> Resu
         sqlx::query("SELECT count(*) FROM orders").fetch_one(&mut connection).await?.try_get(0)?;
     assert_eq!(orders, 201);
     Ok(())
+}
+
+/// Loses a lone Sync, which is how a pool asks a connection that it takes back whether it is sound, and what follows.
+struct DeadOnReturn {
+    dead: bool,
+}
+
+impl Rule for DeadOnReturn {
+    fn judge(&mut self, pending: &[u8]) -> Verdict {
+        self.dead |= pending == b"S\0\0\0\x04";
+        if self.dead { Verdict::Drop(pending.len()) } else { Verdict::Forward(pending.len()) }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_dies_as_it_goes_back_to_the_pool_keeps_no_place_in_it() -> Result<()> {
+    let place = Place::make(&Services::from_env()?).await?;
+    let rules = |direction| {
+        let dies = direction == Direction::ToServer;
+        dies.then(|| Box::new(DeadOnReturn { dead: false }) as Box<dyn Rule>)
+    };
+    let path = Path::judged(&place.payments.url(), rules).await?;
+    let api = place.api("cut-off", &[("DATABASE_URL", &path.url), ("SEMEL_API_DB_CONNECTIONS", "1")]).await?;
+    let client = Client::new(api.address.context("no address")?, &place.token)?;
+    for number in 0..3 {
+        let intent = Intent::new(&format!("after-{number}"), 100);
+        let placed = || async { client.place(&intent).await.ok()?.acknowledged(&intent.key).ok() };
+        eventually("the API to answer again", NOTICED, placed).await?;
+    }
+    path.something_vanished().await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 //! The reverse audit: what the provider says it charged, against the payments.
 
+use semel_core::database;
 use sqlx::PgPool;
 
 use crate::provider::ListedCharge;
@@ -29,8 +30,9 @@ pub async fn orphans(
 ) -> Result<Vec<(ListedCharge, Orphan)>, sqlx::Error> {
     let (keys, references): (Vec<_>, Vec<_>) =
         charges.iter().map(|charge| (charge.key.clone(), charge.reference.clone())).unzip();
-    let rows = sqlx::query!(
-        r#"-- payments_orphans
+    let rows = database::call(pool, async |connection| {
+        sqlx::query!(
+            r#"-- payments_orphans
         SELECT listed.place AS "place!", payments.payment_id IS NULL AS "unknown!",
                COALESCE(payments.status IN ('canceled', 'declined'), FALSE) AS "without!"
         FROM unnest($1::TEXT[], $2::TEXT[]) WITH ORDINALITY AS listed (key, reference, place)
@@ -38,10 +40,12 @@ pub async fn orphans(
         WHERE payments.payment_id IS NULL OR payments.status IN ('canceled', 'declined')
            OR (payments.status = 'succeeded' AND payments.provider_reference <> listed.reference)
         ORDER BY listed.place"#,
-        &keys,
-        &references
-    )
-    .fetch_all(pool)
+            &keys,
+            &references
+        )
+        .fetch_all(connection)
+        .await
+    })
     .await?;
     let mut charges: Vec<_> = charges.into_iter().map(Some).collect();
     let found = rows.into_iter().filter_map(|row| {

@@ -6,13 +6,14 @@
 
 use std::time::Duration;
 
+use semel_core::database::{self, Lent};
 use semel_core::derive::Namespace;
 use semel_core::idempotency::engine::LEASE;
 use semel_core::idempotency::person::{self, Standing};
 use semel_core::idempotency::store::StuckKey;
 use semel_core::idempotency::{Command as _, Scope};
 use semel_core::operators::{self, Action};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -81,7 +82,10 @@ pub struct Dossier {
 ///
 /// When the database fails.
 pub async fn show(pool: &PgPool, payment_id: Uuid) -> Result<Option<Dossier>, sqlx::Error> {
-    let mut connection = pool.acquire().await?;
+    database::call(pool, async |connection| dossier(connection, payment_id).await).await
+}
+
+async fn dossier(connection: &mut PgConnection, payment_id: Uuid) -> Result<Option<Dossier>, sqlx::Error> {
     let row = sqlx::query!(
         "-- payments_show
         SELECT client_id, operation, idempotency_key, reference, amount, currency, status, provider_key, provider_reference,
@@ -92,7 +96,7 @@ pub async fn show(pool: &PgPool, payment_id: Uuid) -> Result<Option<Dossier>, sq
     .fetch_optional(&mut *connection)
     .await?;
     let Some(row) = row else { return Ok(None) };
-    let key = person::standing(&mut connection, &row.client_id, &row.operation, &row.idempotency_key).await?;
+    let key = person::standing(connection, &row.client_id, &row.operation, &row.idempotency_key).await?;
     let evidence = sqlx::query_as!(
         Evidence,
         "-- provider_answers_show
@@ -202,7 +206,20 @@ impl Desk {
     /// When it does not wait, the provider is known to have said something else, or the database fails.
     pub async fn settle(&self, payment_id: Uuid, decision: &Decision<'_>) -> Result<(), Undecided> {
         let failed = |source| Undecided::Database { payment_id, source };
-        let mut tx = self.pool.begin().await.map_err(failed)?;
+        let mut connection = Lent::from(&self.pool).await.map_err(failed)?;
+        let decided =
+            connection.call(async |connection| Ok(self.decide(connection, payment_id, decision).await));
+        decided.await.unwrap_or_else(|source| Err(Undecided::Open { payment_id, source }))
+    }
+
+    async fn decide(
+        &self,
+        connection: &mut PgConnection,
+        payment_id: Uuid,
+        decision: &Decision<'_>,
+    ) -> Result<(), Undecided> {
+        let failed = |source| Undecided::Database { payment_id, source };
+        let mut tx = connection.begin().await.map_err(failed)?;
         let taken =
             person::take(&mut tx, CreatePayment::OPERATION, payment_id, LEASE).await.map_err(failed)?;
         let Some(taken) = taken else { return Err(self.why_not(&mut tx, payment_id).await) };
