@@ -23,6 +23,7 @@ pub mod provider;
 pub mod proxy;
 pub mod reconcile;
 pub mod services;
+pub mod skip;
 pub mod system;
 pub mod tap;
 pub mod wait;

@@ -15,8 +15,8 @@ pub(crate) async fn run(
     url: &DatabaseUrl,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let CredentialsAction::Create { client } = &command.action;
+    schema::verify(url, NAME, &[&ENGINE]).await?;
     let pool = database::pool(url, NAME, 1);
-    schema::verify(&pool, &[&ENGINE]).await?;
     let created = semel_core::credentials::create(&pool, client).await?;
     // The token alone on standard output, so that a script can take it from there.
     writeln!(std::io::stdout(), "{}", created.token.expose_secret())?;

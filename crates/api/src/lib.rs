@@ -97,7 +97,7 @@ async fn serve_until_stopped(
     daemon.life.spawn(serve(listener, api.clone(), daemon.life.clone()));
     daemon.life.spawn(report_pool(pool.clone(), daemon.health.watch("gauges"), daemon.life.clone()));
     tracing::info!(listen = %config.listen, "answers; requests are taken once the database is usable");
-    match database::wait_until_usable(pool, &config.database, &SETS, &daemon.life).await {
+    match database::wait_until_usable(&config.database, NAME, &SETS, &daemon.life).await {
         Ok(()) => {}
         Err(Unusable::Stopped) => return Ok(()),
         Err(error) => return Err(error.into()),

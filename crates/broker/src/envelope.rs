@@ -205,6 +205,10 @@ impl Received {
         let id = properties.message_id().as_ref().ok_or(DecodeError::NoMessageId)?;
         let event_id =
             Uuid::try_parse(id.as_str()).map_err(|_| DecodeError::MessageIdNotUuid(id.to_string()))?;
+        // Stands for no id, and would make one event of all that carry it.
+        if event_id.is_nil() {
+            return Err(DecodeError::NoMessageId);
+        }
 
         let empty = FieldTable::default();
         let headers = properties.headers().as_ref().unwrap_or(&empty);

@@ -51,7 +51,7 @@ impl<H: Handler> Session<H> {
     pub(crate) async fn open(shared: &Arc<Shared<H>>, ahead: Ahead) -> Result<Self, Error> {
         let settings = &shared.settings;
         // First of all, so that nothing is fetched that could only be given back, which counts towards its limit.
-        schema::verify(&shared.pool, &[&INBOX]).await?;
+        schema::verify_in(&shared.pool, &[&INBOX]).await?;
         probe(&shared.pool, settings).await?;
         shared.beat();
         if settings.topology_mode != TopologyMode::Off {

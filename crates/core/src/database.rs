@@ -28,7 +28,12 @@ pub struct DatabaseUrl {
 impl DatabaseUrl {
     fn options(&self, application: &str) -> PgConnectOptions {
         // Parsed once already, in `from_str`.
-        let options = PgConnectOptions::from_str(self.url.expose_secret()).unwrap_or_default();
+        let mut options = PgConnectOptions::from_str(self.url.expose_secret()).unwrap_or_default();
+        // The library keeps the brackets of an IPv6 address, and then looks for a host of that name.
+        if let Some(address) = options.get_host().strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+            let address = address.to_owned();
+            options = options.host(&address);
+        }
         options.application_name(application).options(GUARDS)
     }
 }
@@ -57,10 +62,32 @@ impl fmt::Debug for DatabaseUrl {
     }
 }
 
-/// A connection string that cannot be used.
+/// A connection string that cannot be used. It quotes no part of it.
 #[derive(Debug, thiserror::Error)]
-#[error("not a Postgres URL such as postgres://user:password@host:5432/database")]
-pub struct InvalidDatabaseUrl;
+pub enum InvalidDatabaseUrl {
+    /// It cannot be read.
+    #[error("not a Postgres URL such as postgres://user:password@host:5432/database")]
+    Form,
+    /// A parameter means nothing to us.
+    #[error("the Postgres URL has an unknown parameter; known are {}", PARAMETERS.join(", "))]
+    Parameter,
+}
+
+/// What may stand behind the `?`. The library logs any other with its value.
+const PARAMETERS: [&str; 12] = [
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "options",
+    "statement-cache-capacity",
+];
 
 impl FromStr for DatabaseUrl {
     type Err = InvalidDatabaseUrl;
@@ -68,11 +95,18 @@ impl FromStr for DatabaseUrl {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
         if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
-            return Err(InvalidDatabaseUrl);
+            return Err(InvalidDatabaseUrl::Form);
+        }
+        let query = text.split_once('?').map_or("", |(_, query)| query);
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let name = parameter.split_once('=').map_or(parameter, |(name, _)| name);
+            if !PARAMETERS.contains(&name) {
+                return Err(InvalidDatabaseUrl::Parameter);
+            }
         }
         // The parser's own error may quote the URL, so it is dropped.
-        let options = PgConnectOptions::from_str(text).map_err(|_| InvalidDatabaseUrl)?;
-        let database = options.get_database().ok_or(InvalidDatabaseUrl)?;
+        let options = PgConnectOptions::from_str(text).map_err(|_| InvalidDatabaseUrl::Form)?;
+        let database = options.get_database().ok_or(InvalidDatabaseUrl::Form)?;
         let place = match options.get_socket() {
             Some(socket) => socket.display().to_string(),
             None => format!("{}:{}", options.get_host(), options.get_port()),
@@ -153,15 +187,15 @@ pub enum Unusable {
 ///
 /// When waiting does not help: refused credentials, a schema that is too old or too new, a stop.
 pub async fn wait_until_usable(
-    pool: &PgPool,
     url: &DatabaseUrl,
+    application: &str,
     sets: &[&MigrationSet],
     lifecycle: &Lifecycle,
 ) -> Result<(), Unusable> {
     let mut backoff = Backoff::for_service();
     loop {
         let verified = tokio::select! {
-            verified = crate::schema::verify(pool, sets) => verified,
+            verified = crate::schema::verify(url, application, sets) => verified,
             () = lifecycle.stopping() => return Err(Unusable::Stopped),
         };
         let reason = match verified {
@@ -266,9 +300,25 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_postgres_url() {
-        for text in ["", "db:5432", "mysql://u:p@h/d", "postgres://u:p@h:port/d", "postgres://u:p@h"] {
+        let unusable = [
+            "",
+            "db:5432",
+            "mysql://u:p@h/d",
+            "postgres://u:p@h:port/d",
+            "postgres://u:p@h",
+            "postgres://u:p@h/d?sslpassword=p@h",
+            "postgres://u:p@h/d?sslmode=prefer&SSLMODE=p@h",
+        ];
+        for text in unusable {
             let error = text.parse::<DatabaseUrl>().expect_err(text);
             assert!(!error.to_string().contains("p@h"), "{error}");
         }
+    }
+
+    #[test]
+    fn takes_an_ipv6_address_without_its_brackets() {
+        let url: DatabaseUrl = "postgres://semel:s3cret@[::1]:6432/payments".parse().unwrap();
+        assert_eq!(url.options("test").get_host(), "::1");
+        assert_eq!(url.to_string(), "postgres://semel@[::1]:6432/payments");
     }
 }

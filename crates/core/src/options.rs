@@ -61,7 +61,8 @@ pub fn secret(
     value: Option<&str>,
     file: Option<&PathBuf>,
 ) -> Result<String, OptionError> {
-    match (value, file) {
+    // Set to nothing is not set, as in a manifest that leaves it to the file.
+    match (value.filter(|value| !value.is_empty()), file) {
         (Some(value), _) => Ok(value.to_owned()),
         (None, Some(path)) => std::fs::read_to_string(path)
             .map(|text| text.trim().to_owned())

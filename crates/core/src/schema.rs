@@ -7,7 +7,7 @@
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::database::{self, DatabaseUrl};
+use crate::database::{self, CALL_LIMIT, DatabaseUrl, within};
 
 /// A set of migrations that belong together.
 #[derive(Debug)]
@@ -147,22 +147,37 @@ async fn bootstrap(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     tx.commit().await
 }
 
-/// Checks that every set is one that this binary can use.
+/// Checks, over a connection of its own, that every set is one that this binary can use.
+///
+/// A pool would say of a server that is away no more than that it waited in vain.
 ///
 /// # Errors
 ///
 /// When a set is missing, too old or too new, or the database cannot be asked.
-pub async fn verify(pool: &PgPool, sets: &[&MigrationSet]) -> Result<(), SchemaError> {
+pub async fn verify(url: &DatabaseUrl, application: &str, sets: &[&MigrationSet]) -> Result<(), SchemaError> {
+    let mut connection = database::connect(url, application).await?;
+    let found = within(CALL_LIMIT, versions(&mut connection)).await?;
+    drop(connection.close().await);
+    sets.iter().try_for_each(|set| judge(set, &found))
+}
+
+/// Checks as [`verify`] does, over a connection of a pool.
+///
+/// # Errors
+///
+/// As [`verify`].
+pub async fn verify_in(pool: &PgPool, sets: &[&MigrationSet]) -> Result<(), SchemaError> {
+    let found = database::call(pool, async |connection| versions(connection).await).await?;
+    sets.iter().try_for_each(|set| judge(set, &found))
+}
+
+async fn versions(connection: &mut PgConnection) -> Result<Vec<(String, i32, i32)>, sqlx::Error> {
     // Not checked at compile time: the table may not exist, which is an answer here.
     let asked = "-- schema_versions\n SELECT set_name, version, compatible_from FROM schema_versions";
-    let found: Result<Vec<(String, i32, i32)>, _> =
-        database::call(pool, async |connection| sqlx::query_as(asked).fetch_all(connection).await).await;
-    let found = match found {
-        Ok(found) => found,
-        Err(error) if database::sqlstate(&error).as_deref() == Some("42P01") => Vec::new(),
-        Err(error) => return Err(error.into()),
-    };
-    sets.iter().try_for_each(|set| judge(set, &found))
+    match sqlx::query_as(asked).fetch_all(connection).await {
+        Err(error) if database::sqlstate(&error).as_deref() == Some("42P01") => Ok(Vec::new()),
+        found => found,
+    }
 }
 
 fn judge(set: &MigrationSet, found: &[(String, i32, i32)]) -> Result<(), SchemaError> {

@@ -49,11 +49,12 @@ pub async fn run(options: Options) -> Result<(), Failure> {
     }
     let daemon = Daemon::start("semel-ledger", env!("CARGO_PKG_VERSION"), &options.process).await?;
     semel_consumer_kit::metrics::describe(CONSUMER);
-    let result = match database::wait_until_usable(&pool, &config.database, &SETS, &daemon.life).await {
-        Ok(()) => consume(&config, &pool, &daemon).await,
-        Err(database::Unusable::Stopped) => Ok(()),
-        Err(error) => Err(error.into()),
-    };
+    let result =
+        match database::wait_until_usable(&config.database, "semel-ledger", &SETS, &daemon.life).await {
+            Ok(()) => consume(&config, &pool, &daemon).await,
+            Err(database::Unusable::Stopped) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
     daemon.finish(&[&pool]).await;
     result
 }

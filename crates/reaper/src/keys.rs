@@ -25,8 +25,9 @@ pub(crate) async fn run(action: &KeysAction, options: &Options) -> Result<(), Bo
         KeysAction::Resolve(resolve) => Some((verdict(resolve)?, options.settling()?)),
         KeysAction::List { .. } | KeysAction::Show { .. } => None,
     };
-    let pool = database::pool(&options.database.url()?, NAME, 1);
-    schema::verify(&pool, &[&ENGINE, &PAYMENTS]).await?;
+    let url = options.database.url()?;
+    schema::verify(&url, NAME, &[&ENGINE, &PAYMENTS]).await?;
+    let pool = database::pool(&url, NAME, 1);
     let said = match (action, decision) {
         (KeysAction::Resolve(resolve), Some((verdict, settling))) => {
             let desk = Desk {

@@ -113,7 +113,7 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     };
     let pool = database::pool(&config.database, NAME, connections);
     daemon.report_pool(&pool);
-    let result = match database::wait_until_usable(&pool, &config.database, sets, &daemon.life).await {
+    let result = match database::wait_until_usable(&config.database, NAME, sets, &daemon.life).await {
         Ok(()) => work(&config, &daemon, &pool).await,
         Err(database::Unusable::Stopped) => Ok(()),
         Err(error) => Err(error.into()),

@@ -5,7 +5,7 @@
 //!
 //! How: keys whose lease is dead are taken over, of each client the oldest first, and driven on from their recovery point
 //! by the operation itself, some at a time. What is taken over is begun at once, so that no lease ends while it waits
-//! here. Keys of operations that are not driven here are left alone.
+//! here; what a slow provider draws out takes a place, and keeps no other place from being filled again. Keys of operations that are not driven here are left alone.
 //!
 //! In a crash, or when a stop cuts it off, the leases end, and another pass, another reaper or the client's retry goes on.
 
@@ -31,8 +31,10 @@ const AT_A_TIME: usize = 16;
 const REFILL: usize = 8;
 /// Most payments of one pass.
 const BATCH: usize = 64;
-/// After this a pass takes nothing over any more, so that a slow provider does not draw it out.
-const TAKE_FOR: Duration = Duration::from_secs(20);
+/// How long a pass waits for those that it drives. What takes longer goes on beside the next pass.
+const PASS: Duration = Duration::from_secs(5);
+/// How long it waits for one of them before it looks for more: others may have come due meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Drives payments on whose owner is gone.
 #[derive(Debug)]
@@ -41,13 +43,20 @@ pub struct Recovery<P> {
     operation: MakePayment<P>,
     retention: Duration,
     operations: Vec<String>,
+    driven: JoinSet<()>,
 }
 
 impl<P: Provider> Recovery<P> {
     /// Recovers the payments of this database; a key that is completed is replayed for `retention`.
     #[must_use]
     pub fn new(pool: PgPool, operation: MakePayment<P>, retention: Duration) -> Self {
-        Self { pool, operation, retention, operations: vec![CreatePayment::OPERATION.to_owned()] }
+        Self {
+            pool,
+            operation,
+            retention,
+            operations: vec![CreatePayment::OPERATION.to_owned()],
+            driven: JoinSet::new(),
+        }
     }
 
     async fn take_over(&self, limit: usize) -> Result<Vec<StuckKey>, sqlx::Error> {
@@ -59,7 +68,7 @@ impl<P: Provider> Recovery<P> {
     }
 
     /// Drives one on, in a task of its own: what goes wrong with it stays with it.
-    fn drive(&self, tasks: &mut JoinSet<()>, stuck: &StuckKey) {
+    fn drive(&mut self, stuck: &StuckKey) {
         let (Ok(client), Ok(key)) = (stuck.client_id.parse(), stuck.key.parse()) else {
             tracing::error!(client = stuck.client_id, "a stuck key is none that this version can read");
             return;
@@ -72,7 +81,7 @@ impl<P: Provider> Recovery<P> {
                 tracing::warn!("a stuck payment could not be driven on: {}", chain(&error));
             }
         };
-        tasks.spawn(work.instrument(tracing::info_span!("recovery", %payment)));
+        self.driven.spawn(work.instrument(tracing::info_span!("recovery", %payment)));
     }
 }
 
@@ -81,28 +90,32 @@ impl<P: Provider> Work for Recovery<P> {
 
     async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
         let began = Instant::now();
-        let mut tasks = JoinSet::new();
         let (mut found, mut more) = (0, true);
         let mut failed = None;
         loop {
-            let free = AT_A_TIME - tasks.len();
-            if more && free >= REFILL && began.elapsed() < TAKE_FOR {
+            let free = AT_A_TIME - self.driven.len();
+            if more && free >= REFILL {
                 let limit = free.min(BATCH - found);
                 match self.take_over(limit).await {
                     Ok(stuck) => {
                         found += stuck.len();
                         more = stuck.len() == limit && found < BATCH;
                         for key in &stuck {
-                            self.drive(&mut tasks, key);
+                            self.drive(key);
                         }
                     }
                     // What has begun is finished first.
                     Err(error) => (more, failed) = (false, Some(error)),
                 }
             }
-            // A panic was told where it happened; its key waits for its lease to end.
-            if tasks.join_next().await.is_none() {
+            if began.elapsed() >= PASS {
                 break;
+            }
+            match tokio::time::timeout(LOOK_AGAIN, self.driven.join_next()).await {
+                Ok(None) => break,
+                // A panic was told where it happened; its key waits for its lease to end.
+                Ok(Some(_)) => {}
+                Err(_) => more = found < BATCH && failed.is_none(),
             }
         }
         match failed {

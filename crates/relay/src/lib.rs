@@ -54,11 +54,12 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     // For the gauges; prober and workers have connections of their own.
     let pool = database::pool(&config.database, "semel-relay", 2);
     daemon.report_pool(&pool);
-    let result = match database::wait_until_usable(&pool, &config.database, &[&ENGINE], &daemon.life).await {
-        Ok(()) => relay(&config, &daemon, pool.clone()).await,
-        Err(database::Unusable::Stopped) => Ok(()),
-        Err(error) => Err(error.into()),
-    };
+    let result =
+        match database::wait_until_usable(&config.database, "semel-relay", &[&ENGINE], &daemon.life).await {
+            Ok(()) => relay(&config, &daemon, pool.clone()).await,
+            Err(database::Unusable::Stopped) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
     daemon.finish(&[&pool]).await;
     result
 }

@@ -116,7 +116,10 @@ fn only_a_message_id_is_required() {
     assert_eq!(received.created_at_unix_micros, None);
     assert!(received.headers.is_empty());
 
-    assert_eq!(Received::decode(&BasicProperties::default()), Err(DecodeError::NoMessageId));
+    let nil = BasicProperties::default().with_message_id("00000000-0000-0000-0000-000000000000".into());
+    for without in [BasicProperties::default(), nil] {
+        assert_eq!(Received::decode(&without), Err(DecodeError::NoMessageId));
+    }
     for hostile in ["", "7", "not-a-uuid", "\u{0}\n", "00000000-0000-0000-0000-00000000000g"] {
         let properties = BasicProperties::default().with_message_id(hostile.into());
         assert_eq!(Received::decode(&properties), Err(DecodeError::MessageIdNotUuid(hostile.into())));

@@ -209,6 +209,25 @@ async fn what_goes_wrong_with_one_stays_with_it() {
 }
 
 #[tokio::test]
+async fn one_that_the_provider_is_silent_about_keeps_no_other_waiting() {
+    with_database(async |db: Database| {
+        Stuck::YOUNG.plant(&db, 2).await;
+        db.execute(
+            "UPDATE idempotency_keys SET lease_until = now() + INTERVAL '2 s' WHERE provider_key = 'acme-1'",
+        )
+        .await;
+        let provider = Desk::new();
+        provider.book().silent.insert("acme-0".to_owned());
+        let mut recovery = recovery(&db, &provider);
+        let pass = tokio::time::timeout(Duration::from_secs(20), recovery.run_once()).await;
+        assert_eq!(pass.expect("a pass ends").unwrap(), Pass::Worked);
+        settled(&db, "acme-1", "succeeded", 201, "PaymentCreated").await;
+        assert_eq!(db.count("SELECT count(*) FROM idempotency_keys WHERE attempts > 2").await, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn one_stuck_payment_does_not_wait_for_a_thousand_of_another_client() {
     with_database(async |db: Database| {
         Stuck { client: "big", dead_for: Duration::from_hours(1), ..Stuck::YOUNG }.plant(&db, 1000).await;
