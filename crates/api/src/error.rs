@@ -23,6 +23,8 @@ pub(crate) enum ApiError {
     CredentialRefused,
     #[error("no such route or resource")]
     NotFound,
+    #[error("not exactly one Host")]
+    Host,
     #[error("no such method here")]
     MethodNotAllowed,
     #[error("the body is not said to be plain JSON")]
@@ -92,6 +94,7 @@ impl ApiError {
             Self::MethodNotAllowed => {
                 Problem::new(Kind::MethodNotAllowed, "The header `Allow` names the methods that are.")
             }
+            Self::Host => Problem::new(Kind::RequestInvalid, "Send one header `Host`.").with("errors", json!([])),
             Self::MediaType => Problem::new(
                 Kind::UnsupportedMediaType,
                 "Send one `Content-Type: application/json`, in UTF-8, and no `Content-Encoding`.",

@@ -9,7 +9,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::FutureExt as _;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, Version, header};
 use semel_core::disposition::chain;
 use semel_core::idempotency;
 use semel_payments::provider::DEADLINE;
@@ -58,6 +58,10 @@ async fn admit(
     let place = Arc::clone(&api.places).try_acquire_owned().map_err(|_| ApiError::Full)?;
     if !api.is_open() {
         return Err(ApiError::NotOpen);
+    }
+    // RFC 9112, section 3.2. A proxy in front may have gone by another of several.
+    if request.version() == Version::HTTP_11 && request.headers().get_all(header::HOST).iter().count() != 1 {
+        return Err(ApiError::Host);
     }
     let token = bearer(request.headers())?;
     let client = in_time(api.authenticator.authenticate(token)).await?.ok_or(ApiError::CredentialRefused)?;

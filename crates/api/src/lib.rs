@@ -18,6 +18,7 @@ mod front;
 mod json;
 mod key;
 mod keyed;
+mod keys;
 pub mod metrics;
 mod options;
 mod orders;

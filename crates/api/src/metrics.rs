@@ -8,6 +8,7 @@ use semel_core::idempotency::Command as _;
 use semel_payments::orders::CreateOrder;
 use semel_payments::payments::CreatePayment;
 
+use crate::keys::KEYS;
 use crate::orders::{ORDER, ORDERS};
 use crate::payments::{PAYMENT, PAYMENTS};
 
@@ -17,7 +18,7 @@ pub const REQUESTS: &str = "semel_http_requests_total";
 pub const SECONDS: &str = "semel_http_request_seconds";
 
 const UNMATCHED: &str = "unmatched";
-const ROUTES: [&str; 5] = [ORDERS, ORDER, PAYMENTS, PAYMENT, UNMATCHED];
+const ROUTES: [&str; 6] = [ORDERS, ORDER, PAYMENTS, PAYMENT, KEYS, UNMATCHED];
 const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 
 /// Describes the metrics and sets the counters to 0.

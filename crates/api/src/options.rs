@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
 use semel_core::idempotency::ClientId;
-use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions};
+use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, text};
 use semel_payments::options::{ProviderConfig, ProviderOptions};
 use semel_payments::problem::ProblemBase;
 
@@ -63,6 +63,46 @@ pub(crate) enum CredentialsAction {
         /// The client's name.
         client: ClientId,
     },
+    /// List them, without their secrets.
+    List {
+        /// Those of this client alone.
+        #[arg(long, value_name = "NAME")]
+        client: Option<ClientId>,
+        /// As JSON, an array.
+        #[arg(long)]
+        json: bool,
+        /// Most to list.
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "COUNT")]
+        limit: u32,
+    },
+    /// Make a new one for a client, and let its others end after a while; prints the token, once.
+    Rotate {
+        /// The client's name.
+        client: ClientId,
+        /// Hours for which the others are still taken.
+        #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(0..=8760), value_name = "HOURS")]
+        overlap_hours: u64,
+        #[command(flatten)]
+        by: Actor,
+    },
+    /// End one at once: it is refused everywhere within half a minute. When the last of a client ends, what the client has
+    /// under way is not sent to the provider again.
+    Revoke {
+        /// The part of its token between the two `_`.
+        credential: String,
+        #[command(flatten)]
+        by: Actor,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Actor {
+    /// Why.
+    #[arg(long, value_parser = text::<4096>, value_name = "TEXT")]
+    pub(crate) reason: String,
+    /// Who does it.
+    #[arg(long, env = "USER", value_parser = text::<255>, value_name = "NAME")]
+    pub(crate) actor: String,
 }
 
 /// A configuration that can be used.

@@ -26,7 +26,7 @@ pub(crate) fn routes() -> Router<Api> {
 }
 
 /// Returns where an order is.
-fn location(order_id: Uuid) -> String {
+pub(crate) fn location(order_id: Uuid) -> String {
     format!("{ORDERS}/{order_id}")
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn routes(make_payment: MakePayment<GrpcProvider>) -> Router<Api> {
 }
 
 /// Returns where a payment is.
-fn location(payment_id: Uuid) -> String {
+pub(crate) fn location(payment_id: Uuid) -> String {
     format!("{PAYMENTS}/{payment_id}")
 }
 

@@ -24,13 +24,14 @@ use crate::state::Api;
 
 /// Connections at a time; the next ones wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 1024;
-/// How long a request's head may take, and the first head of a connection.
+/// How long the first head of a connection may take.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Bytes of a request's head at most.
 const MAX_HEAD: u32 = 16 * 1024;
 /// Requests of one HTTP/2 connection at a time.
 const MAX_STREAMS: u32 = 64;
-/// A connection without a request at work is asked to end after this; HTTP/1.1 already after [`HEAD_WITHIN`].
+/// A connection without a request at work is asked to end after this, and a later head may take as long: clients and
+/// proxies keep connections for about a minute, and one that is closed under them fails a request.
 const IDLE: Duration = Duration::from_mins(1);
 /// A connection that was asked to end and has no request at work is ended after this.
 const LINGER: Duration = Duration::from_secs(5);
@@ -104,7 +105,7 @@ async fn connection(stream: TcpStream, router: Router, life: &Lifecycle) {
 
 fn http() -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(MAX_HEAD as usize);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(MAX_HEAD as usize);
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)

@@ -14,66 +14,12 @@ use subtle::ConstantTimeEq;
 use crate::database;
 use crate::idempotency::ClientId;
 
+pub mod operator;
+
 /// For how long a found credential is believed without asking again; a revocation is in force after this at the latest.
 const BELIEVED_FOR: Duration = Duration::from_secs(30);
 /// How many credentials are remembered.
 const MOST_REMEMBERED: usize = 10_000;
-
-/// A new credential. The token is shown once and stored nowhere.
-#[derive(Debug)]
-pub struct NewCredential {
-    /// The public part.
-    pub credential_id: String,
-    /// What the client sends after `Bearer `.
-    pub token: secrecy::SecretString,
-}
-
-/// A credential could not be created.
-#[derive(Debug, thiserror::Error)]
-pub enum CredentialError {
-    /// The system has no random numbers.
-    #[error("drawing random numbers")]
-    Random(getrandom::Error),
-    /// The database failed.
-    #[error("storing the credential of client {client}")]
-    Database {
-        /// The client.
-        client: ClientId,
-        /// Why.
-        source: sqlx::Error,
-    },
-}
-
-/// Creates a credential for a client, and the client where it is new.
-///
-/// # Errors
-///
-/// When there are no random numbers, or the database fails.
-pub async fn create(pool: &PgPool, client: &ClientId) -> Result<NewCredential, CredentialError> {
-    let mut bytes = [0_u8; 40];
-    getrandom::fill(&mut bytes).map_err(CredentialError::Random)?;
-    let (id, secret) = bytes.split_at(8);
-    let (credential_id, secret) = (hex(id), hex(secret));
-    let hash: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
-    database::call(pool, async |connection| {
-        sqlx::query!(
-            "-- credentials_create
-        WITH client AS (
-            INSERT INTO api_clients (client_id) VALUES ($1) ON CONFLICT DO NOTHING
-        )
-        INSERT INTO api_credentials (credential_id, client_id, secret_hash) VALUES ($2, $1, $3)",
-            client.as_str(),
-            credential_id,
-            &hash[..]
-        )
-        .execute(connection)
-        .await
-    })
-    .await
-    .map_err(|source| CredentialError::Database { client: client.clone(), source })?;
-    let token = format!("sml_{credential_id}_{secret}").into();
-    Ok(NewCredential { credential_id, token })
-}
 
 /// Tells whom a token speaks for, remembering what it found for half a minute.
 #[derive(Debug)]
@@ -121,13 +67,16 @@ impl Authenticator {
     async fn ask(&self, credential_id: &str) -> Result<Option<Found>, sqlx::Error> {
         let at = Instant::now();
         let row = database::call(&self.pool, async |connection| {
-sqlx::query!(
-            "-- credentials_find
-            SELECT client_id, secret_hash FROM api_credentials WHERE credential_id = $1 AND revoked_at IS NULL",
-            credential_id
-        )
-        .fetch_optional(connection).await })
-.await?;
+            sqlx::query!(
+                "-- credentials_find
+                SELECT client_id, secret_hash FROM api_credentials
+                WHERE credential_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp())",
+                credential_id
+            )
+            .fetch_optional(connection)
+            .await
+        })
+        .await?;
         let unreadable = |column: &str| sqlx::Error::Decode(format!("api_credentials.{column}").into());
         let found = match row {
             None => None,
@@ -166,7 +115,7 @@ pub async fn is_shut_out(pool: &PgPool, client: &ClientId) -> Result<bool, sqlx:
     database::call(pool, async |connection| {
         sqlx::query_scalar!(
             r#"-- credentials_is_shut_out
-        SELECT COALESCE(bool_and(revoked_at IS NOT NULL), FALSE) AS "shut_out!"
+        SELECT COALESCE(bool_and(COALESCE(revoked_at <= clock_timestamp(), FALSE)), FALSE) AS "shut_out!"
         FROM api_credentials WHERE client_id = $1"#,
             client.as_str()
         )
@@ -180,14 +129,6 @@ fn split(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.strip_prefix("sml_")?.split_once('_')?;
     let is_hex = |text: &str| text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     (id.len() == 16 && secret.len() == 64 && is_hex(id) && is_hex(secret)).then_some((id, secret))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

@@ -71,6 +71,19 @@ pub fn secret(
     }
 }
 
+/// Reads a line of text that is stored, 1 to `BYTES` bytes, without control characters.
+///
+/// # Errors
+///
+/// When it is something else.
+pub fn text<const BYTES: usize>(text: &str) -> Result<String, String> {
+    if (1..=BYTES).contains(&text.len()) && !text.chars().any(char::is_control) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("must be 1 to {BYTES} bytes without control characters"))
+    }
+}
+
 /// Where the database is.
 #[derive(Args, Clone)]
 pub struct DatabaseOptions {

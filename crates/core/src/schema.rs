@@ -14,7 +14,7 @@ use crate::database::{self, CALL_LIMIT, DatabaseUrl, within};
 pub struct MigrationSet {
     /// The set's name, also the folder under `migrations/`.
     pub name: &'static str,
-    /// The set's version, raised with every migration that binaries must know of.
+    /// The set's version: the number of its newest migration.
     pub version: i32,
     /// The oldest version whose binaries can still use the newest schema.
     pub compatible_from: i32,
@@ -22,12 +22,20 @@ pub struct MigrationSet {
     pub migrations: &'static Migrator,
 }
 
+impl MigrationSet {
+    /// Returns the number of the newest migration, which the set's version has to be.
+    #[must_use]
+    pub fn newest_migration(&self) -> i64 {
+        self.migrations.iter().map(|migration| migration.version).max().unwrap_or_default()
+    }
+}
+
 static ENGINE_MIGRATIONS: Migrator = sqlx::migrate!("../../migrations/engine");
 static INBOX_MIGRATIONS: Migrator = sqlx::migrate!("../../migrations/inbox");
 
 /// Idempotency keys, outbox, clients.
 pub static ENGINE: MigrationSet =
-    MigrationSet { name: "engine", version: 1, compatible_from: 1, migrations: &ENGINE_MIGRATIONS };
+    MigrationSet { name: "engine", version: 3, compatible_from: 1, migrations: &ENGINE_MIGRATIONS };
 
 /// What consumers have taken effect of.
 pub static INBOX: MigrationSet =
@@ -207,6 +215,13 @@ mod tests {
 
     fn judged(version: i32, compatible_from: i32) -> Result<(), SchemaError> {
         judge(&SET, &[("engine".to_owned(), version, compatible_from)])
+    }
+
+    #[test]
+    fn a_set_is_at_the_version_of_its_newest_migration() {
+        for set in [&ENGINE, &INBOX] {
+            assert_eq!(set.newest_migration(), i64::from(set.version), "{}", set.name);
+        }
     }
 
     #[test]

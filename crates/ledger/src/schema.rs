@@ -11,3 +11,13 @@ pub static LEDGER: MigrationSet =
 
 /// All that the ledger's database holds: its own tables, what it has taken effect of, and the outbox of its own events.
 pub static SETS: [&MigrationSet; 3] = [&ENGINE, &INBOX, &LEDGER];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_set_is_at_the_version_of_its_newest_migration() {
+        assert_eq!(LEDGER.newest_migration(), i64::from(LEDGER.version));
+    }
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
-use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions};
+use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, text};
 use semel_payments::options::{ProviderConfig, ProviderOptions};
 use semel_payments::problem::ProblemBase;
 use uuid::Uuid;
@@ -133,15 +133,6 @@ pub(crate) enum Outcome {
     Declined,
     /// No money has moved, and none can.
     NotCharged,
-}
-
-/// Reads 1 to `BYTES` bytes of text without control characters.
-fn text<const BYTES: usize>(text: &str) -> Result<String, String> {
-    if (1..=BYTES).contains(&text.len()) && !text.chars().any(char::is_control) {
-        Ok(text.to_owned())
-    } else {
-        Err(format!("must be 1 to {BYTES} bytes without control characters"))
-    }
 }
 
 /// A configuration that can be used.

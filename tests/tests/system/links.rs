@@ -112,34 +112,55 @@ async fn an_api_whose_database_connections_died_silently_answers_again() -> Resu
     Ok(())
 }
 
-/// Loses a lone Sync, which is how a pool asks a connection that it takes back whether it is sound, and what follows.
-struct DeadOnReturn {
+/// Loses what a client says from its first bytes on that `deadly` is true of, on the first few connections that say them.
+struct DiesOn {
+    deadly: fn(&[u8]) -> bool,
+    left: Arc<AtomicU64>,
     dead: bool,
 }
 
-impl Rule for DeadOnReturn {
+impl Rule for DiesOn {
     fn judge(&mut self, pending: &[u8]) -> Verdict {
-        self.dead |= pending == b"S\0\0\0\x04";
+        if !self.dead && (self.deadly)(pending) {
+            let less = |left: u64| left.checked_sub(1);
+            self.dead = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
+        }
         if self.dead { Verdict::Drop(pending.len()) } else { Verdict::Forward(pending.len()) }
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_dies_as_it_goes_back_to_the_pool_keeps_no_place_in_it() -> Result<()> {
+/// An API with a single connection to the database goes on though that dies, time and again.
+async fn the_only_connection_dies(times: u64, deadly: fn(&[u8]) -> bool) -> Result<()> {
     let place = Place::make(&Services::from_env()?).await?;
-    let rules = |direction| {
-        let dies = direction == Direction::ToServer;
-        dies.then(|| Box::new(DeadOnReturn { dead: false }) as Box<dyn Rule>)
+    let left = Arc::new(AtomicU64::new(times));
+    let rules = move |direction| {
+        let rule = DiesOn { deadly, left: Arc::clone(&left), dead: false };
+        (direction == Direction::ToServer).then(|| Box::new(rule) as Box<dyn Rule>)
     };
     let path = Path::judged(&place.payments.url(), rules).await?;
     let api = place.api("cut-off", &[("DATABASE_URL", &path.url), ("SEMEL_API_DB_CONNECTIONS", "1")]).await?;
     let client = Client::new(api.address.context("no address")?, &place.token)?;
-    for number in 0..3 {
+    for number in 0..=times {
         let intent = Intent::new(&format!("after-{number}"), 100);
         let placed = || async { client.place(&intent).await.ok()?.acknowledged(&intent.key).ok() };
         eventually("the API to answer again", NOTICED, placed).await?;
     }
     path.something_vanished().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_dies_as_it_goes_back_to_the_pool_keeps_no_place_in_it() -> Result<()> {
+    // A lone Sync is how a pool asks a connection that it takes back whether it is sound.
+    the_only_connection_dies(3, |pending| pending == b"S\0\0\0\x04").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_dies_in_a_statement_is_given_up() -> Result<()> {
+    the_only_connection_dies(1, |pending| {
+        let statement = b"-- orders_place";
+        pending.windows(statement.len()).any(|window| window == statement)
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

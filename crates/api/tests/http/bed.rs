@@ -82,7 +82,7 @@ impl Database {
 
     /// Makes a credential of a client, and the client where it is new; returns the token.
     pub(crate) async fn token(&self, client: &str) -> String {
-        let created = credentials::create(&self.pool, &client.parse().unwrap()).await.unwrap();
+        let created = credentials::operator::create(&self.pool, &client.parse().unwrap()).await.unwrap();
         created.token.expose_secret().to_owned()
     }
 

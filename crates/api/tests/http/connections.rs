@@ -27,17 +27,32 @@ async fn stall(server: &Server, bytes: &[u8]) -> Vec<u8> {
 async fn a_head_that_does_not_arrive_ends_the_connection() {
     with_database(async |db: Database| {
         let server = db.serve_guarded().await;
-        let asked = server.get("/v1/nothing").without("Connection").bytes();
-        let (nothing, half_a_head, half_a_preface, a_preface, idle) = tokio::join!(
+        let (nothing, half_a_head, half_a_preface, a_preface) = tokio::join!(
             stall(&server, b""),
             stall(&server, b"POST /v1/orders HTTP/1.1\r\nHost: te"),
             stall(&server, b"PRI * HTTP/2.0\r\n\r\n"),
             stall(&server, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-            stall(&server, &asked),
         );
         assert_eq!((nothing, half_a_preface), (Vec::new(), Vec::new()));
         assert!(!half_a_head.starts_with(b"HTTP/1.1 2") && !a_preface.is_empty());
-        assert!(idle.starts_with(b"HTTP/1.1 404"), "answered, and then closed for silence");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_is_kept_between_requests_for_longer_than_a_head_may_take() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(&server.get("/v1/nothing").without("Connection").bytes()).await.unwrap();
+        let mut received = Vec::new();
+        let closed = async { while stream.read_buf(&mut received).await.is_ok_and(|read| read > 0) {} };
+        assert!(
+            tokio::time::timeout(Duration::from_secs(8), closed).await.is_err(),
+            "closed under the client"
+        );
+        stream.write_all(&server.get("/v1/nothing").bytes()).await.unwrap();
+        read_answer(stream).await.unwrap().expect_problem(404, "not-found");
     })
     .await;
 }

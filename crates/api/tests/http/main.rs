@@ -9,6 +9,7 @@ mod faults;
 mod hostile;
 mod http2;
 mod keyed;
+mod keys;
 mod payments;
 mod provider;
 mod reading;

@@ -22,6 +22,18 @@ async fn every_answer_names_its_request_with_an_id_of_ours() {
 }
 
 #[tokio::test]
+async fn a_request_names_one_host() {
+    with_database(async |db| {
+        let server = db.serve_guarded().await;
+        for ask in [server.order("k", 1).without("Host"), server.order("k", 1).header("Host", "other")] {
+            ask.send(server.address).await.expect_problem(400, "request-invalid");
+        }
+        assert_eq!(db.rows().await, (0, 0, 0));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_head_request_is_answered_without_a_body() {
     with_database(async |db| {
         let server = db.serve_guarded().await;

@@ -52,7 +52,8 @@ impl Lease {
     ///
     /// When none is free, or none can be made, within what the pool allows, or [`CALL_LIMIT`].
     pub async fn take(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        let mut connection = within(CALL_LIMIT, pool.acquire()).await?;
+        // On the heap: it would be most of the size of every future that waits for a connection.
+        let mut connection = within(CALL_LIMIT, Box::pin(pool.acquire())).await?;
         connection.close_on_drop();
         Ok(Self(connection))
     }

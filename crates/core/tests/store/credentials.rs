@@ -1,7 +1,10 @@
 //! Bearer credentials.
 
+use std::time::Duration;
+
 use secrecy::ExposeSecret as _;
-use semel_core::credentials::{Authenticator, create};
+use semel_core::credentials::operator::{By, CredentialError, create, list, revoke, rotate};
+use semel_core::credentials::{Authenticator, is_shut_out};
 use semel_core::idempotency::ClientId;
 
 use crate::database::{Database, with_database};
@@ -52,6 +55,93 @@ async fn the_secret_is_not_stored() {
             .await
             .unwrap();
         assert!(!row.contains(secret) && !format!("{created:?}").contains(secret));
+    })
+    .await;
+}
+
+const BY: By<'_> = By { actor: "ada", reason: "it leaked" };
+
+#[tokio::test]
+async fn a_new_credential_takes_over_from_the_others_after_a_while() {
+    with_database(async |db: Database| {
+        let acme: ClientId = "acme".parse().unwrap();
+        let error = rotate(&db.pool, &acme, Duration::ZERO, BY).await.unwrap_err();
+        assert!(matches!(error, CredentialError::UnknownClient(_)), "{error}");
+
+        let old = create(&db.pool, &acme).await.unwrap();
+        let stranger = create(&db.pool, &"umbrella".parse().unwrap()).await.unwrap();
+        let (second, ending) = rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
+        assert_eq!(ending, 1);
+        // Asked anew each time, so that nothing remembered answers.
+        let is_good = async |token: &secrecy::SecretString| {
+            Authenticator::new(db.pool.clone()).authenticate(token.expose_secret()).await.unwrap().is_some()
+        };
+        assert!(
+            is_good(&old.token).await && is_good(&second.token).await,
+            "both, for the time of the overlap"
+        );
+
+        // Ends the second at once, and the old one earlier than it was to.
+        let (third, ending) = rotate(&db.pool, &acme, Duration::ZERO, BY).await.unwrap();
+        assert_eq!(ending, 2);
+        assert!(!is_good(&old.token).await && !is_good(&second.token).await);
+        assert!(is_good(&third.token).await && is_good(&stranger.token).await);
+        // A later end does not put off an earlier one.
+        let (_, ending) = rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
+        assert_eq!(ending, 1);
+        assert!(!is_good(&old.token).await);
+        assert_eq!(db.count("SELECT count(*) FROM operator_actions WHERE subject = 'acme'").await, 3);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_revoked_credential_is_refused_and_the_deed_told() {
+    with_database(async |db: Database| {
+        let acme: ClientId = "acme".parse().unwrap();
+        let credential = create(&db.pool, &acme).await.unwrap();
+        let (other, _) = rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
+        revoke(&db.pool, &credential.credential_id, BY).await.unwrap();
+        let authenticator = Authenticator::new(db.pool.clone());
+        assert_eq!(authenticator.authenticate(credential.token.expose_secret()).await.unwrap(), None);
+        assert!(!is_shut_out(&db.pool, &acme).await.unwrap());
+        // One that is still to end shuts nobody out.
+        rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
+        assert!(!is_shut_out(&db.pool, &acme).await.unwrap());
+
+        let error = revoke(&db.pool, &credential.credential_id, BY).await.unwrap_err();
+        assert!(matches!(error, CredentialError::Revoked { .. }), "{error}");
+        let error = revoke(&db.pool, "no-such-credential", BY).await.unwrap_err();
+        assert!(matches!(error, CredentialError::Unknown(_)), "{error}");
+        for left in list(&db.pool, Some(&acme), 10).await.unwrap() {
+            if left.credential_id != credential.credential_id {
+                revoke(&db.pool, &left.credential_id, BY).await.unwrap();
+            }
+        }
+        assert!(is_shut_out(&db.pool, &acme).await.unwrap());
+        assert_eq!(authenticator.authenticate(other.token.expose_secret()).await.unwrap(), None);
+        let told = "SELECT count(*) FROM operator_actions
+                    WHERE action = 'credentials revoke' AND actor = 'ada' AND reason = 'it leaked'";
+        assert_eq!(db.count(told).await, 3);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn lists_those_of_a_client_or_all() {
+    with_database(async |db: Database| {
+        for client in ["umbrella", "acme", "acme"] {
+            create(&db.pool, &client.parse().unwrap()).await.unwrap();
+        }
+        let clients = async |client: Option<&str>, limit| {
+            let client = client.map(|client| client.parse().unwrap());
+            let found = list(&db.pool, client.as_ref(), limit).await.unwrap();
+            found.into_iter().map(|record| record.client_id).collect::<Vec<_>>()
+        };
+        assert_eq!(clients(None, 10).await, ["acme", "acme", "umbrella"]);
+        assert_eq!(clients(None, 1).await, ["acme"]);
+        assert_eq!(clients(Some("umbrella"), 10).await, ["umbrella"]);
+        assert_eq!(clients(Some("nobody"), 10).await, [""; 0]);
     })
     .await;
 }

@@ -8,7 +8,7 @@
 //! 3. Past that, ask. A definitive answer settles.
 //! 4. Anything else: commit that nobody sends any more, then fence. Not found is no proof of absence, since a request may
 //!    still be on its way; only the fence is.
-//! 5. Where the provider has neither, a person.
+//! 5. Where the provider has neither, or answers for a day without saying either, a person.
 
 use std::time::{Duration, SystemTime};
 
@@ -30,6 +30,8 @@ use crate::provider::{Answer, DEADLINE, Dedup, Fencing, LookUp, Provider, Stored
 
 /// What is kept clear of a provider's horizon, beside its deadline.
 pub const MARGIN: Duration = Duration::from_mins(1);
+/// How long after the first send a provider that answers, and tells nothing, is asked before a person is.
+const GIVE_UP: Duration = Duration::from_hours(24);
 /// The longest wait before a payment is looked at again.
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
 
@@ -169,9 +171,15 @@ impl<P: Provider> Drive<'_, P> {
         }
         // Any other answer to a cancel proves nothing by itself: a second cancel of a fenced charge is an error too.
         let answer = self.operation.provider.get(&self.held.charge).await;
-        match definitive(&answer) {
-            Some(verdict) => self.settle(&verdict, Witness::Get).await,
-            None => self.wait(&answer).await,
+        match (definitive(&answer), &answer) {
+            (Some(verdict), _) => self.settle(&verdict, Witness::Get).await,
+            // Under way, or away: that ends by itself.
+            (None, Answer::InProgress | Answer::NotExecuted { .. }) => self.wait(&answer).await,
+            (None, _) if self.held.since_first_sent >= GIVE_UP => {
+                self.leave(&format!("the provider has been asked for a day, and tells nothing: {answer:?}"))
+                    .await
+            }
+            (None, _) => self.wait(&answer).await,
         }
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Book {
     pub(crate) cursed: HashSet<String>,
     /// Keys whose charges are never answered.
     pub(crate) silent: HashSet<String>,
+    /// Keys of which nothing can be told, and which cannot be fenced.
+    pub(crate) unclear: HashSet<String>,
     /// Caller, call and key.
     pub(crate) calls: Vec<(&'static str, &'static str, String)>,
     pub(crate) lists: usize,
@@ -133,13 +135,19 @@ impl Provider for Desk {
 
     async fn get(&self, charge: &StoredCharge) -> Answer {
         let book = self.enter("get", &charge.key);
+        if book.unclear.contains(&charge.key) {
+            return Answer::Unknown { reason: "an error of ours".to_owned() };
+        }
         let fenced = book.fences.contains(&charge.key).then_some(Answer::Fenced);
         book.succeeded(&charge.key).or(fenced).unwrap_or(Answer::NotFound)
     }
 
     async fn cancel(&self, charge: &StoredCharge) -> Answer {
         let mut book = self.enter("cancel", &charge.key);
-        if book.succeeded(&charge.key).is_some() || !book.fences.insert(charge.key.clone()) {
+        if book.unclear.contains(&charge.key)
+            || book.succeeded(&charge.key).is_some()
+            || !book.fences.insert(charge.key.clone())
+        {
             return Answer::Unknown { reason: "it is too late for that".to_owned() };
         }
         Answer::Fenced

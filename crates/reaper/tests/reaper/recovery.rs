@@ -106,10 +106,10 @@ async fn nobody_sends_for_a_client_that_is_shut_out() {
     with_database(async |db: Database| {
         for client in ["acme", "rotated"] {
             Stuck { client, ..Stuck::YOUNG }.plant(&db, 1).await;
-            let old = credentials::create(&db.pool, &client.parse().unwrap()).await.unwrap();
+            let old = credentials::operator::create(&db.pool, &client.parse().unwrap()).await.unwrap();
             revoke(&db, &old.credential_id).await;
         }
-        credentials::create(&db.pool, &"rotated".parse().unwrap()).await.unwrap();
+        credentials::operator::create(&db.pool, &"rotated".parse().unwrap()).await.unwrap();
         let provider = Desk::new();
         recovery(&db, &provider).run_once().await.unwrap();
         assert_eq!(provider.called("charge"), ["rotated-0"]);
@@ -123,7 +123,7 @@ async fn nobody_sends_for_a_client_that_is_shut_out() {
 async fn what_a_shut_out_client_was_charged_is_not_forgotten() {
     with_database(async |db: Database| {
         Stuck::YOUNG.plant(&db, 1).await;
-        let credential = credentials::create(&db.pool, &"acme".parse().unwrap()).await.unwrap();
+        let credential = credentials::operator::create(&db.pool, &"acme".parse().unwrap()).await.unwrap();
         revoke(&db, &credential.credential_id).await;
         let provider = Desk::new();
         provider.charge_under("acme-0");
@@ -148,6 +148,26 @@ async fn what_nobody_can_find_out_waits_for_a_person_and_is_left_alone() {
             ["the provider can neither tell what happened nor fence the charge"]
         );
         assert!(provider.book().calls.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_the_provider_tells_nothing_of_for_a_day_waits_for_a_person() {
+    with_database(async |db: Database| {
+        Stuck::OLD.plant(&db, 1).await;
+        Stuck { client: "later", sent_ago: Duration::from_hours(25), ..Stuck::OLD }.plant(&db, 1).await;
+        let provider = Desk::new();
+        for key in ["acme-0", "later-0"] {
+            provider.book().unclear.insert(key.to_owned());
+        }
+        assert_eq!(recovery(&db, &provider).run_once().await.unwrap(), Pass::Worked);
+        assert_eq!(
+            db.texts("SELECT provider_key FROM idempotency_keys WHERE needs_person_at IS NOT NULL").await,
+            ["later-0"]
+        );
+        assert_eq!(provider.called("cancel").len(), 2);
+        assert_eq!(outcome(&db, "acme-0").await.0, "processing");
     })
     .await;
 }

@@ -230,6 +230,63 @@ mod tests {
         );
     }
 
+    /// The manifests and sources of this workspace, in a folder that goes with the value.
+    struct Copy(Workspace);
+
+    impl Copy {
+        fn make() -> Self {
+            let ours = Workspace::locate().unwrap();
+            let root = std::env::temp_dir().join(format!("semel-dependency-rules-{}", std::process::id()));
+            std::fs::create_dir_all(&root).unwrap();
+            let tops = ["Cargo.toml", "Cargo.lock", ".cargo", "crates", "tests"];
+            for top in tops {
+                copy(&ours.root.join(top), &root.join(top));
+            }
+            let target = root.join("target");
+            Self(Workspace { root, intermediate: target.clone(), target })
+        }
+
+        /// Adds a dependency, as who writes it and builds would.
+        fn depend(&self, member: &str, on: &str) {
+            let path = self.0.root.join("crates").join(member).join("Cargo.toml");
+            let manifest = std::fs::read_to_string(&path).unwrap();
+            let changed =
+                manifest.replacen("[dependencies]\n", &format!("[dependencies]\n{on}.workspace = true\n"), 1);
+            assert_ne!(manifest, changed);
+            std::fs::write(path, changed).unwrap();
+            crate::workspace::read(self.0.cargo("metadata").args(["--format-version=1", "--offline"]))
+                .unwrap();
+        }
+    }
+
+    impl Drop for Copy {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0.root);
+        }
+    }
+
+    fn copy(from: &std::path::Path, to: &std::path::Path) {
+        if !from.is_dir() {
+            std::fs::copy(from, to).unwrap();
+            return;
+        }
+        std::fs::create_dir_all(to).unwrap();
+        for entry in std::fs::read_dir(from).unwrap() {
+            let name = entry.unwrap().file_name();
+            copy(&from.join(&name), &to.join(&name));
+        }
+    }
+
+    #[test]
+    fn a_forbidden_dependency_in_a_manifest_is_found() {
+        let copy = Copy::make();
+        assert_eq!(faults(&copy.0).unwrap(), [""; 0]);
+        copy.depend("core", "lapin");
+        let found = faults(&copy.0).unwrap();
+        let told = found.iter().any(|fault| fault.contains("`core knows no broker`: semel-core → lapin"));
+        assert!(told, "{found:?}");
+    }
+
     #[test]
     fn rustls_with_ring_is_the_only_tls_stack() {
         assert_eq!(

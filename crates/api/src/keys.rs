@@ -1,0 +1,101 @@
+//! The route that tells how a key stands: for a client that crashed and lost its request, and still has the key.
+//!
+//! It tells the state and the resource, never the stored answer: only the same request gets that. The key is in its header,
+//! as everywhere; one in a URL would end up in logs.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Extension, Path, State};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use http::HeaderMap;
+use semel_core::idempotency::engine::{self, Operation, Standing};
+use semel_core::idempotency::store::{KeyState, KnownKey};
+use semel_core::idempotency::{ClientId, Command, Scope};
+use serde::Serialize;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::error::ApiError;
+use crate::front::in_time;
+use crate::state::Api;
+use crate::{key, orders, payments};
+
+/// Route of the keys of an operation.
+pub(crate) const KEYS: &str = "/v1/idempotency-keys/{operation}";
+
+pub(crate) fn routes() -> Router<Api> {
+    Router::new().route(KEYS, get(find))
+}
+
+/// How a key stands, as its owner is told.
+#[derive(Debug, Serialize)]
+struct Told {
+    operation: &'static str,
+    state: &'static str,
+    /// What the operation makes under this key.
+    resource_id: Uuid,
+    location: String,
+    /// The request that claimed the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<Uuid>,
+    /// Status of the stored answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
+    /// Until when that is replayed.
+    #[serde(skip_serializing_if = "Option::is_none", with = "time::serde::rfc3339::option")]
+    expires_at: Option<OffsetDateTime>,
+}
+
+async fn find(
+    State(api): State<Api>,
+    Extension(client): Extension<ClientId>,
+    operation: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let Ok(Path(operation)) = operation else { return Err(ApiError::NotFound) };
+    if operation == name(&api.place_order) {
+        return tell(&api, &api.place_order, client, &headers, orders::location).await;
+    }
+    match &api.make_payment {
+        Some(make_payment) if operation == name(make_payment) => {
+            tell(&api, make_payment, client, &headers, payments::location).await
+        }
+        _ => Err(ApiError::NotFound),
+    }
+}
+
+fn name<O: Operation>(_: &O) -> &'static str {
+    O::Command::OPERATION
+}
+
+async fn tell<O: Operation>(
+    api: &Api,
+    operation: &O,
+    client: ClientId,
+    headers: &HeaderMap,
+    location: fn(Uuid) -> String,
+) -> Result<Response, ApiError> {
+    let scope = Scope { client, operation: name(operation), key: key::from_headers(headers)? };
+    let standing =
+        in_time(engine::standing(&api.pool, operation, &scope)).await?.ok_or(ApiError::NotFound)?;
+    Ok(Json(told(scope.operation, standing, location)).into_response())
+}
+
+fn told(operation: &'static str, standing: Standing, location: fn(Uuid) -> String) -> Told {
+    let (resource_id, request_id, state, status, expires_at) = match standing {
+        Standing::Outlived { resource_id } => (resource_id, None, "expired", None, None),
+        Standing::Known(KnownKey { resource_id, request_id, state, .. }) => {
+            let (state, status, expires_at) = match state {
+                KeyState::InProgress { needs_person: true, .. } => ("needs_attention", None, None),
+                KeyState::InProgress { .. } => ("in_progress", None, None),
+                KeyState::Completed { response, expires_at } => {
+                    ("completed", Some(response.code), Some(expires_at))
+                }
+                KeyState::Expired => ("expired", None, None),
+            };
+            (resource_id, Some(request_id), state, status, expires_at)
+        }
+    };
+    Told { operation, state, resource_id, location: location(resource_id), request_id, status, expires_at }
+}

@@ -1,0 +1,298 @@
+//! What a person does about credentials: makes, lists, replaces and revokes them.
+//!
+//! A revocation is in force within half a minute in every API that has seen the credential lately. Replacing leaves the old
+//! ones good for a while, so that a client can change over without being refused; a client is the same whichever of its
+//! credentials it calls with, so that a retry with the new one replays what was done with the old. Replacing and revoking
+//! leave a row in `operator_actions`, in the same transaction.
+
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use sqlx::{Connection as _, PgConnection, PgPool};
+use time::OffsetDateTime;
+
+use crate::database::{self, Lent};
+use crate::idempotency::ClientId;
+use crate::idempotency::store::interval;
+use crate::operators::{self, Action};
+
+/// A new credential. The token is shown once and stored nowhere.
+#[derive(Debug)]
+pub struct NewCredential {
+    /// The public part.
+    pub credential_id: String,
+    /// What the client sends after `Bearer `.
+    pub token: secrecy::SecretString,
+}
+
+/// What was asked for could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    /// The system has no random numbers.
+    #[error("drawing random numbers")]
+    Random(getrandom::Error),
+    /// There is no such client.
+    #[error("there is no client {0}: `credentials create` makes one")]
+    UnknownClient(ClientId),
+    /// There is no such credential.
+    #[error(
+        "there is no credential {0}: `credentials list` names them; it is the part of a token between the two `_`"
+    )]
+    Unknown(String),
+    /// It is revoked already.
+    #[error("credential {credential_id} was revoked at {at}")]
+    Revoked {
+        /// The credential.
+        credential_id: String,
+        /// From when on it is refused.
+        at: OffsetDateTime,
+    },
+    /// The database failed.
+    #[error("{attempted} the credentials of {whose}: look at `credentials list` before you do it again")]
+    Database {
+        /// What was attempted.
+        attempted: &'static str,
+        /// The client, or the credential.
+        whose: String,
+        /// Why.
+        source: sqlx::Error,
+    },
+}
+
+/// Who does something, and why.
+#[derive(Clone, Copy, Debug)]
+pub struct By<'a> {
+    /// Who, 1 to 255 bytes.
+    pub actor: &'a str,
+    /// Why, 1 to 4096 bytes.
+    pub reason: &'a str,
+}
+
+/// A credential as a person sees it.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The public part of the token.
+    pub credential_id: String,
+    /// The account that it speaks for.
+    pub client_id: String,
+    /// When it was made.
+    pub created_at: OffsetDateTime,
+    /// From when on it is refused; may lie ahead.
+    pub revoked_at: Option<OffsetDateTime>,
+}
+
+/// Creates a credential for a client, and the client where it is new.
+///
+/// # Errors
+///
+/// When there are no random numbers, or the database fails.
+pub async fn create(pool: &PgPool, client: &ClientId) -> Result<NewCredential, CredentialError> {
+    let drawn = Drawn::new()?;
+    database::call(pool, async |connection| {
+        sqlx::query!(
+            "-- credentials_create
+            WITH client AS (
+                INSERT INTO api_clients (client_id) VALUES ($1) ON CONFLICT DO NOTHING
+            )
+            INSERT INTO api_credentials (credential_id, client_id, secret_hash) VALUES ($2, $1, $3)",
+            client.as_str(),
+            drawn.credential_id,
+            &drawn.secret_hash[..]
+        )
+        .execute(connection)
+        .await
+    })
+    .await
+    .map_err(failed("creating", client.as_str()))?;
+    Ok(drawn.credential())
+}
+
+/// Creates a credential for a client, and ends its others after `overlap`. Returns the new one, and how many are to end.
+///
+/// # Errors
+///
+/// When there is no such client or there are no random numbers, or the database fails.
+pub async fn rotate(
+    pool: &PgPool,
+    client: &ClientId,
+    overlap: Duration,
+    by: By<'_>,
+) -> Result<(NewCredential, u64), CredentialError> {
+    let drawn = Drawn::new()?;
+    let failed = |source| failed("replacing", client.as_str())(source);
+    let mut connection = Lent::from(pool).await.map_err(failed)?;
+    let ending = connection.call(async |connection| replace(connection, client, overlap, &drawn, by).await);
+    match ending.await.map_err(failed)? {
+        Some(ending) => Ok((drawn.credential(), ending)),
+        None => Err(CredentialError::UnknownClient(client.clone())),
+    }
+}
+
+async fn replace(
+    connection: &mut PgConnection,
+    client: &ClientId,
+    overlap: Duration,
+    drawn: &Drawn,
+    by: By<'_>,
+) -> Result<Option<u64>, sqlx::Error> {
+    let mut tx = connection.begin().await?;
+    // Of two at once the later one ends the credential that the earlier one made.
+    let known = sqlx::query_scalar!(
+        "-- api_clients_lock
+        SELECT client_id FROM api_clients WHERE client_id = $1 FOR UPDATE",
+        client.as_str()
+    )
+    .fetch_optional(&mut *tx)
+    .await?;
+    if known.is_none() {
+        tx.rollback().await?;
+        return Ok(None);
+    }
+    let ended = sqlx::query!(
+        "-- credentials_end
+        UPDATE api_credentials SET revoked_at = clock_timestamp() + $2::INTERVAL
+        WHERE client_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp() + $2::INTERVAL)",
+        client.as_str(),
+        interval(overlap)
+    )
+    .execute(&mut *tx)
+    .await?
+    .rows_affected();
+    sqlx::query!(
+        "-- credentials_add
+        INSERT INTO api_credentials (credential_id, client_id, secret_hash) VALUES ($1, $2, $3)",
+        drawn.credential_id,
+        client.as_str(),
+        &drawn.secret_hash[..]
+    )
+    .execute(&mut *tx)
+    .await?;
+    record(&mut tx, "credentials rotate", client.as_str(), by).await?;
+    tx.commit().await?;
+    Ok(Some(ended))
+}
+
+/// Revokes a credential at once.
+///
+/// # Errors
+///
+/// When there is no such credential, it is revoked already, or the database fails.
+pub async fn revoke(pool: &PgPool, credential_id: &str, by: By<'_>) -> Result<(), CredentialError> {
+    let failed = |source| failed("revoking", credential_id)(source);
+    let mut connection = Lent::from(pool).await.map_err(failed)?;
+    let before =
+        connection.call(async |connection| end(connection, credential_id, by).await).await.map_err(failed)?;
+    match before {
+        None => Err(CredentialError::Unknown(credential_id.to_owned())),
+        Some(Some(at)) => Err(CredentialError::Revoked { credential_id: credential_id.to_owned(), at }),
+        Some(None) => Ok(()),
+    }
+}
+
+/// Ends a credential, unless it has ended; says since when it has. None when there is no such credential.
+async fn end(
+    connection: &mut PgConnection,
+    credential_id: &str,
+    by: By<'_>,
+) -> Result<Option<Option<OffsetDateTime>>, sqlx::Error> {
+    let mut tx = connection.begin().await?;
+    let found = sqlx::query!(
+        r#"-- credentials_lock
+        SELECT CASE WHEN revoked_at <= clock_timestamp() THEN revoked_at END AS ended_at
+        FROM api_credentials WHERE credential_id = $1 FOR UPDATE"#,
+        credential_id
+    )
+    .fetch_optional(&mut *tx)
+    .await?;
+    let ended_at = found.map(|row| row.ended_at);
+    if ended_at != Some(None) {
+        tx.rollback().await?;
+        return Ok(ended_at);
+    }
+    sqlx::query!(
+        "-- credentials_revoke
+        UPDATE api_credentials SET revoked_at = clock_timestamp()
+        WHERE credential_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp())",
+        credential_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    record(&mut tx, "credentials revoke", credential_id, by).await?;
+    tx.commit().await?;
+    Ok(Some(None))
+}
+
+/// Returns credentials, of one client or of all, by client and age, at most `limit`.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn list(
+    pool: &PgPool,
+    client: Option<&ClientId>,
+    limit: u32,
+) -> Result<Vec<Record>, CredentialError> {
+    let whose = client.map(ClientId::as_str);
+    database::call(pool, async |connection| {
+        sqlx::query_as!(
+            Record,
+            "-- credentials_list
+            SELECT credential_id, client_id, created_at, revoked_at FROM api_credentials
+            WHERE $1::TEXT IS NULL OR client_id = $1
+            ORDER BY client_id, created_at, credential_id LIMIT $2",
+            whose,
+            i64::from(limit)
+        )
+        .fetch_all(connection)
+        .await
+    })
+    .await
+    .map_err(failed("listing", whose.unwrap_or("all clients")))
+}
+
+async fn record(
+    connection: &mut PgConnection,
+    action: &str,
+    subject: &str,
+    by: By<'_>,
+) -> Result<(), sqlx::Error> {
+    operators::record(connection, &Action { actor: by.actor, action, subject, reason: by.reason })
+        .await
+        .map(drop)
+}
+
+fn failed(attempted: &'static str, whose: &str) -> impl FnOnce(sqlx::Error) -> CredentialError {
+    let whose = whose.to_owned();
+    move |source| CredentialError::Database { attempted, whose, source }
+}
+
+/// What a new credential is made of.
+struct Drawn {
+    credential_id: String,
+    secret: String,
+    secret_hash: [u8; 32],
+}
+
+impl Drawn {
+    fn new() -> Result<Self, CredentialError> {
+        let mut bytes = [0_u8; 40];
+        getrandom::fill(&mut bytes).map_err(CredentialError::Random)?;
+        let (id, secret) = bytes.split_at(8);
+        let (credential_id, secret) = (hex(id), hex(secret));
+        let secret_hash = Sha256::digest(secret.as_bytes()).into();
+        Ok(Self { credential_id, secret, secret_hash })
+    }
+
+    fn credential(self) -> NewCredential {
+        let token = format!("sml_{}_{}", self.credential_id, self.secret).into();
+        NewCredential { credential_id: self.credential_id, token }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
