@@ -22,6 +22,8 @@ CREATE TABLE orders (
     CONSTRAINT orders_version_positive CHECK (version > 0)
 );
 
+CREATE INDEX orders_newest ON orders (client_id, created_at, order_id);
+
 COMMENT ON TABLE orders IS 'Orders that clients placed.';
 COMMENT ON COLUMN orders.order_id IS 'Derived from namespace, client, operation and key, so that a repeat names the same order.';
 COMMENT ON COLUMN orders.client_id IS 'The account that placed it.';

@@ -35,6 +35,8 @@ CREATE TABLE payments (
     )
 );
 
+CREATE INDEX payments_newest ON payments (client_id, created_at, payment_id);
+
 COMMENT ON TABLE payments IS 'Payments that clients asked for, whatever became of them.';
 COMMENT ON COLUMN payments.payment_id IS 'Derived from namespace, client, operation and key, so that a repeat names the same payment.';
 COMMENT ON COLUMN payments.client_id IS 'The account that asked for it.';

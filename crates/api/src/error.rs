@@ -43,6 +43,8 @@ pub(crate) enum ApiError {
     KeyInvalid(#[source] InvalidKey),
     #[error("the body is no such command")]
     Body(#[source] InvalidBody),
+    #[error("the query is not acceptable")]
+    Query(#[source] InvalidBody),
     #[error("the command is not acceptable")]
     Command(#[source] InvalidCommand),
     #[error("the key belongs to another intent")]
@@ -114,6 +116,11 @@ impl ApiError {
             Self::KeyDoubled => Problem::new(Kind::KeyInvalid, "Send one header `Idempotency-Key`, not several."),
             Self::KeyInvalid(error) => Problem::new(Kind::KeyInvalid, sentence(&error.to_string())),
             Self::Body(error) => invalid(&error.field, &error.reason),
+            Self::Query(error) => {
+                let named = if error.field.is_empty() { "The query".to_owned() } else { format!("`{}`", error.field) };
+                let errors = json!([{ "field": error.field, "reason": error.reason }]);
+                Problem::new(Kind::RequestInvalid, format!("{named} {}.", error.reason)).with("errors", errors)
+            }
             Self::Command(error) => invalid(error.field, &error.reason),
             Self::KeyReused => Problem::new(
                 Kind::KeyReused,

@@ -19,6 +19,7 @@ mod json;
 mod key;
 mod keyed;
 mod keys;
+mod listing;
 pub mod metrics;
 mod options;
 mod orders;

@@ -1,18 +1,20 @@
 //! Routes of orders.
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Extension, Path, Request, State};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Extension, Path, Query, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use semel_core::idempotency::ClientId;
 use semel_payments::orders;
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::arrival::Arrival;
 use crate::error::ApiError;
 use crate::front::in_time;
 use crate::keyed;
+use crate::listing::{self, Asked};
 use crate::routes::resource_id;
 use crate::state::Api;
 
@@ -22,7 +24,7 @@ pub(crate) const ORDERS: &str = "/v1/orders";
 pub(crate) const ORDER: &str = "/v1/orders/{id}";
 
 pub(crate) fn routes() -> Router<Api> {
-    Router::new().route(ORDERS, post(create)).route(ORDER, get(find))
+    Router::new().route(ORDERS, post(create).get(list)).route(ORDER, get(find))
 }
 
 /// Returns where an order is.
@@ -46,4 +48,13 @@ async fn find(
 ) -> Result<Response, ApiError> {
     let order = in_time(orders::find(&api.pool, &client, resource_id(id)?)).await?;
     Ok(Json(order.ok_or(ApiError::NotFound)?).into_response())
+}
+
+async fn list(
+    State(api): State<Api>,
+    Extension(client): Extension<ClientId>,
+    query: Result<Query<Asked>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let (found, next) = in_time(orders::list(&api.pool, &client, listing::page(query)?)).await?;
+    Ok(Json(listing::written("orders", json!(found), next)).into_response())
 }

@@ -1,7 +1,7 @@
 //! Routes of payments.
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Extension, Path, Request, State};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Extension, Path, Query, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -9,12 +9,14 @@ use semel_core::idempotency::ClientId;
 use semel_payments::payments;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::provider::grpc::GrpcProvider;
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::arrival::Arrival;
 use crate::error::ApiError;
 use crate::front::in_time;
 use crate::keyed;
+use crate::listing::{self, Asked};
 use crate::routes::resource_id;
 use crate::state::Api;
 
@@ -24,7 +26,10 @@ pub(crate) const PAYMENTS: &str = "/v1/payments";
 pub(crate) const PAYMENT: &str = "/v1/payments/{id}";
 
 pub(crate) fn routes(make_payment: MakePayment<GrpcProvider>) -> Router<Api> {
-    Router::new().route(PAYMENTS, post(create)).route(PAYMENT, get(find)).layer(Extension(make_payment))
+    Router::new()
+        .route(PAYMENTS, post(create).get(list))
+        .route(PAYMENT, get(find))
+        .layer(Extension(make_payment))
 }
 
 /// Returns where a payment is.
@@ -49,4 +54,13 @@ async fn find(
 ) -> Result<Response, ApiError> {
     let payment = in_time(payments::find(&api.pool, &client, resource_id(id)?)).await?;
     Ok(Json(payment.ok_or(ApiError::NotFound)?).into_response())
+}
+
+async fn list(
+    State(api): State<Api>,
+    Extension(client): Extension<ClientId>,
+    query: Result<Query<Asked>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let (found, next) = in_time(payments::list(&api.pool, &client, listing::page(query)?)).await?;
+    Ok(Json(listing::written("payments", json!(found), next)).into_response())
 }

@@ -10,6 +10,7 @@ pub mod metrics;
 #[cfg(feature = "options")]
 pub mod options;
 pub mod orders;
+pub mod page;
 pub mod payments;
 pub mod problem;
 pub mod provider;

@@ -17,6 +17,8 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
+use crate::page::{Cursor, Page};
+
 /// The aggregate type of an order's events.
 pub const AGGREGATE_TYPE: &str = "order";
 /// The event that tells of a placed order.
@@ -232,15 +234,58 @@ fn response(resource_id: Uuid, command: &CreateOrder) -> StoredResponse {
 /// When the database fails.
 pub async fn find(pool: &PgPool, client: &ClientId, order_id: Uuid) -> Result<Option<Order>, sqlx::Error> {
     database::call(pool, async |connection| {
-sqlx::query_as!(
-        Order,
-        "-- orders_find
-        SELECT order_id AS id, status, reference, amount, currency FROM orders WHERE client_id = $1 AND order_id = $2",
-        client.as_str(),
-        order_id
-    )
-    .fetch_optional(connection).await })
-.await
+        sqlx::query_as!(
+            Order,
+            "-- orders_find
+            SELECT order_id AS id, status, reference, amount, currency FROM orders
+            WHERE client_id = $1 AND order_id = $2",
+            client.as_str(),
+            order_id
+        )
+        .fetch_optional(connection)
+        .await
+    })
+    .await
+}
+
+/// Returns a page of the client's orders, the newest first, and where the next page begins.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn list(
+    pool: &PgPool,
+    client: &ClientId,
+    page: Page,
+) -> Result<(Vec<Order>, Option<Cursor>), sqlx::Error> {
+    let before = page.place();
+    let rows = database::call(pool, async |connection| {
+        sqlx::query!(
+            "-- orders_list
+            SELECT order_id, status, reference, amount, currency, created_at FROM orders
+            WHERE client_id = $1 AND (created_at, order_id) < ($2, $3)
+            ORDER BY created_at DESC, order_id DESC LIMIT $4",
+            client.as_str(),
+            before.created_at,
+            before.id,
+            page.rows()
+        )
+        .fetch_all(connection)
+        .await
+    });
+    let entries = rows.await?.into_iter().map(|row| {
+        let order = Order {
+            id: row.order_id,
+            status: row.status,
+            reference: row.reference,
+            amount: row.amount,
+            currency: row.currency,
+        };
+        (Cursor { created_at: row.created_at, id: row.order_id }, order)
+    });
+    let mut entries = entries.collect();
+    let next = page.cut(&mut entries);
+    Ok((entries.into_iter().map(|(_, order)| order).collect(), next))
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ use sqlx::PgPool;
 use uuid::Uuid;
 
 use crate::orders::MAX_AMOUNT;
+use crate::page::{Cursor, Page};
 
 /// The aggregate type of a payment's events.
 pub const AGGREGATE_TYPE: &str = "payment";
@@ -157,6 +158,47 @@ pub async fn find(
         .await
     })
     .await
+}
+
+/// Returns a page of the client's payments, the newest first, and where the next page begins.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn list(
+    pool: &PgPool,
+    client: &ClientId,
+    page: Page,
+) -> Result<(Vec<Payment>, Option<Cursor>), sqlx::Error> {
+    let before = page.place();
+    let rows = database::call(pool, async |connection| {
+        sqlx::query!(
+            "-- payments_list
+            SELECT payment_id, status, reference, amount, currency, decline_code, created_at FROM payments
+            WHERE client_id = $1 AND (created_at, payment_id) < ($2, $3)
+            ORDER BY created_at DESC, payment_id DESC LIMIT $4",
+            client.as_str(),
+            before.created_at,
+            before.id,
+            page.rows()
+        )
+        .fetch_all(connection)
+        .await
+    });
+    let entries = rows.await?.into_iter().map(|row| {
+        let payment = Payment {
+            id: row.payment_id,
+            status: row.status,
+            reference: row.reference,
+            amount: row.amount,
+            currency: row.currency,
+            decline_code: row.decline_code,
+        };
+        (Cursor { created_at: row.created_at, id: row.payment_id }, payment)
+    });
+    let mut entries = entries.collect();
+    let next = page.cut(&mut entries);
+    Ok((entries.into_iter().map(|(_, payment)| payment).collect(), next))
 }
 
 #[cfg(test)]

@@ -127,7 +127,12 @@ fn routes(server: &Server) -> Vec<Case> {
         nowhere("an id that is no text", "/v1/orders/%ff"),
         nowhere("a way out", "/v1/orders/../../etc/passwd"),
         case("a method of no route", ask("DELETE", "/v1/orders"), 405, "method-not-allowed"),
-        case("a list", ask("GET", "/v1/orders"), 405, "method-not-allowed"),
+        case("an unknown parameter", ask("GET", "/v1/orders?page=2"), 400, "request-invalid"),
+        case("a doubled parameter", ask("GET", "/v1/orders?limit=2&limit=3"), 400, "request-invalid"),
+        case("a page of nothing", ask("GET", "/v1/orders?limit=0"), 400, "request-invalid"),
+        case("a page too long", ask("GET", "/v1/orders?limit=101"), 400, "request-invalid"),
+        case("a cursor of another kind", ask("GET", "/v1/orders?cursor=7"), 400, "request-invalid"),
+        case("a cursor that is no text", ask("GET", "/v1/orders?cursor=%ff"), 400, "request-invalid"),
         case("a change", ask("PATCH", "/v1/orders/1"), 405, "method-not-allowed"),
     ]
 }
@@ -219,7 +224,7 @@ async fn the_methods_of_a_route_are_named() {
             let ask = Ask::new("PUT", path).header("Authorization", format!("Bearer {}", server.token));
             ask.send(server.address).await.header("allow").unwrap().to_owned()
         };
-        assert_eq!(allowed("/v1/orders").await, "POST");
+        assert_eq!(allowed("/v1/orders").await, "POST,GET,HEAD");
         assert_eq!(allowed("/v1/orders/1").await, "GET,HEAD");
     })
     .await;

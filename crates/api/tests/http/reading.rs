@@ -1,6 +1,6 @@
 //! What every answer carries, and answers without a body.
 
-use crate::bed::with_database;
+use crate::bed::{Server, with_database};
 use crate::client::Ask;
 
 #[tokio::test]
@@ -45,6 +45,45 @@ async fn a_head_request_is_answered_without_a_body() {
         assert_eq!(answer.header("content-length"), Some(made.body.len().to_string().as_str()));
         let answer = head("/v1/nothing").send(server.address).await;
         assert_eq!((answer.status, answer.body.len()), (404, 0));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_reads_all_its_orders_page_by_page() {
+    with_database(async |db| {
+        let server = db.serve().await;
+        let other = Server { token: db.token("other").await, ..server.clone() };
+        other.order("k", 1).send(server.address).await;
+        let mut placed = Vec::new();
+        for number in 0..5 {
+            placed.push(server.order(&format!("k-{number}"), 100 + number).send(server.address).await.json());
+        }
+        // Two of the same instant: the id tells them apart.
+        sqlx::query(
+            "UPDATE orders SET created_at = (SELECT max(created_at) FROM orders) WHERE amount IN (102, 103)",
+        )
+        .execute(&db.pool)
+        .await
+        .unwrap();
+        let (mut pages, mut read, mut path) = (Vec::new(), Vec::new(), "/v1/orders?limit=2".to_owned());
+        loop {
+            let page = server.get(&path).send(server.address).await.json();
+            let orders = page["orders"].as_array().unwrap().clone();
+            pages.push(orders.len());
+            read.extend(orders);
+            // Placed meanwhile, it shifts nothing.
+            server.order(&format!("late-{}", pages.len()), 1).send(server.address).await;
+            let Some(next) = page["next_cursor"].as_str() else { break };
+            path = format!("/v1/orders?limit=2&cursor={next}");
+        }
+        assert_eq!(pages, [2, 2, 1]);
+        let amounts: Vec<_> = read.iter().map(|order| order["amount"].as_i64().unwrap()).collect();
+        assert_eq!(
+            (amounts[2], amounts[3], amounts[4]),
+            (102 + 103 + 104 - amounts[0] - amounts[1], 101, 100)
+        );
+        assert!(placed.iter().all(|order| read.contains(order)), "each is there as it was answered");
     })
     .await;
 }

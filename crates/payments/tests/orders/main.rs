@@ -4,4 +4,5 @@
 
 mod database;
 mod faults;
+mod listing;
 mod placing;

@@ -1,0 +1,49 @@
+//! Pages: which one a query asks for, and how one is answered.
+
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
+use semel_payments::page::{Cursor, MAX_LIMIT, Page};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::json::InvalidBody;
+
+/// Entries of a page where the query does not say.
+const LIMIT: u32 = 20;
+
+/// The query of a list.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Asked {
+    limit: Option<String>,
+    cursor: Option<String>,
+}
+
+/// Reads which page is asked for.
+pub(crate) fn page(query: Result<Query<Asked>, QueryRejection>) -> Result<Page, ApiError> {
+    let invalid =
+        |field: &str, reason: String| ApiError::Query(InvalidBody { field: field.to_owned(), reason });
+    let Query(asked) = query
+        .map_err(|_| invalid("", "takes `limit` and `cursor`, each once, and nothing else".to_owned()))?;
+    let limit = match asked.limit.as_deref() {
+        None => LIMIT,
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|limit| (1..=MAX_LIMIT).contains(limit))
+            .ok_or_else(|| invalid("limit", format!("must be a whole number from 1 to {MAX_LIMIT}")))?,
+    };
+    let after = asked.cursor.as_deref().map(str::parse::<Cursor>).transpose();
+    let after = after.map_err(|error| invalid("cursor", error.to_string()))?;
+    Ok(Page { limit, after })
+}
+
+/// Writes a page: the entries under their name, and where the next page begins if there is one.
+pub(crate) fn written(name: &str, entries: Value, next: Option<Cursor>) -> Value {
+    let mut page = json!({ name: entries });
+    if let Some(next) = next {
+        page["next_cursor"] = json!(next.to_string());
+    }
+    page
+}
