@@ -9,6 +9,7 @@
 
 mod error;
 pub mod failpoints;
+mod floors;
 pub mod metrics;
 mod options;
 mod prober;

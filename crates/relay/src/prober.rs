@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use metrics::gauge;
+use metrics::{counter, gauge};
 use semel_core::admin::Health;
 use semel_core::database::{self, CALL_LIMIT, within};
 use semel_core::lifecycle::{Pass, Work};
@@ -14,6 +14,7 @@ use sqlx::PgConnection;
 use tokio::sync::Notify;
 
 use crate::error::RelayError;
+use crate::floors::{Keeper, Look};
 use crate::metrics as names;
 use crate::options::Config;
 
@@ -30,6 +31,7 @@ pub struct Shared {
 struct Inner {
     health: Health,
     lanes: Mutex<Lanes>,
+    floors: Mutex<drain::Floors>,
     workers: Vec<Seat>,
     progress: Arc<Notify>,
     /// Whether the database does not answer the prober.
@@ -80,6 +82,7 @@ impl Shared {
         let inner = Inner {
             health,
             lanes: Mutex::default(),
+            floors: Mutex::new(drain::Floors::NONE),
             workers,
             progress: Arc::default(),
             database_away: AtomicBool::default(),
@@ -105,6 +108,16 @@ impl Shared {
     #[must_use]
     pub fn waiting(&self) -> Vec<i16> {
         self.lanes().waiting.clone()
+    }
+
+    /// Returns from which id on each lane is read.
+    #[must_use]
+    pub fn floors(&self) -> drain::Floors {
+        *self.inner.floors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_floors(&self, floors: drain::Floors) {
+        *self.inner.floors.lock().unwrap_or_else(PoisonError::into_inner) = floors;
     }
 
     /// Lets lanes rest for a second, so that an event that cannot be published is not tried in a tight loop.
@@ -205,34 +218,79 @@ impl Drop for LanesHeld {
     }
 }
 
-/// Asks the database which lanes have work.
+/// Asks the database which lanes have work, and from which id on they are to be read.
 #[derive(Debug)]
 pub struct Prober {
     config: Config,
     shared: Shared,
     connection: Option<PgConnection>,
+    floors: Keeper,
 }
 
 impl Prober {
     /// Probes for the workers that share `shared`.
     #[must_use]
     pub fn new(config: Config, shared: Shared) -> Self {
-        Self { config, shared, connection: None }
+        Self { config, shared, connection: None, floors: Keeper::new(Instant::now()) }
     }
 
     async fn probe(&mut self) -> Result<Vec<drain::LaneHead>, RelayError> {
         // Taken out, so that a connection that failed is not used again.
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => database::connect(&self.config.database, "semel-relay prober")
-                .await
-                .map_err(RelayError::database("connecting to the database"))?,
+            None => self.connect().await?,
         };
-        let heads = within(CALL_LIMIT, drain::probe(&mut connection))
+        self.look(&mut connection).await?;
+        let sweeps = self.floors.is_sweep_due(Instant::now());
+        let floors = if sweeps { &drain::Floors::NONE } else { self.floors.floors() };
+        let probed = within(CALL_LIMIT, drain::probe(&mut connection, floors))
             .await
             .map_err(RelayError::database("looking for lanes that have work"))?;
+        if probed.read_only {
+            return Err(RelayError::ReadOnly);
+        }
+        if sweeps {
+            for head in self.floors.swept(&probed) {
+                counter!(names::BELOW_FLOOR).increment(1);
+                tracing::error!(lane = head.lane, id = head.id, "an event lay below its lane's floor");
+            }
+        }
+        self.floors.probed(&probed);
+        self.shared.set_floors(*self.floors.floors());
         self.connection = Some(connection);
-        Ok(heads)
+        Ok(probed.heads)
+    }
+
+    async fn connect(&mut self) -> Result<PgConnection, RelayError> {
+        let connection = database::connect(&self.config.database, "semel-relay prober")
+            .await
+            .map_err(RelayError::database("connecting to the database"))?;
+        self.floors = Keeper::new(Instant::now());
+        self.shared.set_floors(drain::Floors::NONE);
+        Ok(connection)
+    }
+
+    /// Looks how far the sequence has come and who writes, when it is time to.
+    async fn look(&mut self, connection: &mut PgConnection) -> Result<(), RelayError> {
+        let look = self.floors.look(Instant::now());
+        if look == Look::Sequence {
+            let position = within(CALL_LIMIT, drain::position(connection))
+                .await
+                .map_err(RelayError::database("reading the outbox's sequence"))?;
+            if !self.floors.came_to(position) {
+                return Ok(());
+            }
+        }
+        if look != Look::Nothing {
+            let writers = within(CALL_LIMIT, drain::writers(connection))
+                .await
+                .map_err(RelayError::database("asking who writes to the outbox"))?;
+            match look {
+                Look::Sequence => self.floors.note(writers),
+                _ => self.floors.settle(writers),
+            }
+        }
+        Ok(())
     }
 }
 

@@ -102,10 +102,10 @@ impl Worker {
         let mut database = database::connect(&self.config.database, "semel-relay worker")
             .await
             .map_err(RelayError::database("connecting to the database"))?;
-        let recovering = within(CALL_LIMIT, drain::is_in_recovery(&mut database))
+        let read_only = within(CALL_LIMIT, drain::is_read_only(&mut database))
             .await
-            .map_err(RelayError::database("asking whether the database is in recovery"))?;
-        if recovering { Err(RelayError::Recovering) } else { Ok(database) }
+            .map_err(RelayError::database("asking whether the database takes writes"))?;
+        if read_only { Err(RelayError::ReadOnly) } else { Ok(database) }
     }
 
     /// Runs one batch in a transaction of its own.
@@ -143,10 +143,11 @@ impl Worker {
         };
         let _held = self.shared.hold(lanes.len());
         let per_lane = (i64::from(self.config.batch) / count).max(1);
-        let events =
-            within(CALL_LIMIT, drain::read(tx, &lanes, per_lane, i64::from(self.config.batch_bytes) / count))
-                .await
-                .map_err(RelayError::database("reading lanes"))?;
+        let per_lane_bytes = i64::from(self.config.batch_bytes) / count;
+        let floors = self.shared.floors();
+        let events = within(CALL_LIMIT, drain::read(tx, &lanes, &floors, per_lane, per_lane_bytes))
+            .await
+            .map_err(RelayError::database("reading lanes"))?;
         histogram!(names::CLAIM).record(claimed.elapsed().as_secs_f64());
         failpoint!(failpoints::AFTER_TAKE);
         let read = events.len();

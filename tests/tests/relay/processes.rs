@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use semel_tests::net::free_port;
 use semel_tests::process::{Daemon, binary};
 use semel_tests::proxy::Proxy;
@@ -12,7 +12,8 @@ use crate::yard::{Yard, arrived, first_deliveries};
 
 const READY: Duration = Duration::from_secs(30);
 
-async fn start(yard: &Yard, name: &str, env: &[(&str, &str)]) -> Result<(Daemon, u16)> {
+/// Starts a relay on the yard's database and broker.
+pub(crate) async fn start(yard: &Yard, name: &str, env: &[(&str, &str)]) -> Result<(Daemon, u16)> {
     let admin = free_port()?;
     let daemon = Daemon::command(name, binary("semel-relay")?)
         .env("DATABASE_URL", yard.database.url())
@@ -23,6 +24,13 @@ async fn start(yard: &Yard, name: &str, env: &[(&str, &str)]) -> Result<(Daemon,
         .start()
         .await?;
     Ok((daemon, admin))
+}
+
+/// Reads one of a relay's metrics that has no labels.
+pub(crate) async fn metric(admin: u16, name: &str) -> Result<f64> {
+    let text = reqwest::get(format!("http://127.0.0.1:{admin}/metrics")).await?.text().await?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.parse().ok()).with_context(|| format!("no {name} in {text}"))
 }
 
 /// A relay that dies at a failpoint, and another that goes on: nothing lost, order kept.

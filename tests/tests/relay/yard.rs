@@ -93,6 +93,7 @@ impl Yard {
 
 /// A relay process's parts, driven by hand.
 pub(crate) struct Relay {
+    pub(crate) shared: Shared,
     pub(crate) prober: Prober,
     pub(crate) workers: Vec<Worker>,
 }
@@ -102,7 +103,7 @@ impl Relay {
         let shared = Shared::new(Health::default(), config.workers);
         let workers =
             (0..config.workers).map(|number| Worker::new(config.clone(), shared.clone(), number)).collect();
-        Self { prober: Prober::new(config.clone(), shared), workers }
+        Self { prober: Prober::new(config.clone(), shared.clone()), workers, shared }
     }
 
     /// Connects all workers to the broker, without lanes to work on.
