@@ -1,9 +1,7 @@
 //! One prober per process finds the lanes that have work, and wakes the workers.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use metrics::gauge;
 use semel_core::admin::Health;
@@ -16,9 +14,7 @@ use tokio::sync::Notify;
 use crate::error::RelayError;
 use crate::metrics as names;
 use crate::options::Config;
-
-/// For how long a lane rests after one of its events could not be published.
-const REST: Duration = Duration::from_secs(1);
+use crate::unmarked::Unmarked;
 
 /// What prober and workers of a process share; clones share it.
 #[derive(Clone, Debug)]
@@ -32,6 +28,7 @@ struct Inner {
     lanes: Mutex<Lanes>,
     workers: Vec<Seat>,
     progress: Arc<Notify>,
+    unmarked: Unmarked,
     /// Whether the database does not answer the prober.
     database_away: AtomicBool,
     lanes_held: AtomicUsize,
@@ -68,7 +65,6 @@ impl Seat {
 struct Lanes {
     /// Lanes that have work, oldest head first.
     waiting: Vec<i16>,
-    resting: HashMap<i16, Instant>,
 }
 
 impl Shared {
@@ -82,6 +78,7 @@ impl Shared {
             lanes: Mutex::default(),
             workers,
             progress: Arc::default(),
+            unmarked: Unmarked::default(),
             database_away: AtomicBool::default(),
             lanes_held: AtomicUsize::default(),
             last_progress: AtomicU64::default(),
@@ -101,18 +98,22 @@ impl Shared {
         Arc::clone(&self.inner.progress)
     }
 
+    /// What this process has had confirmed and could not mark.
+    pub(crate) fn unmarked(&self) -> &Unmarked {
+        &self.inner.unmarked
+    }
+
+    /// Says whether another worker than this one knows the broker to be blocked.
+    #[must_use]
+    pub fn is_blocked_beside(&self, worker: u16) -> bool {
+        let mut others = self.inner.workers.iter().enumerate().filter(|(at, _)| *at != usize::from(worker));
+        others.any(|(_, seat)| *seat.broker() == Broker::Blocked)
+    }
+
     /// Returns the lanes that have work, oldest head first.
     #[must_use]
     pub fn waiting(&self) -> Vec<i16> {
         self.lanes().waiting.clone()
-    }
-
-    /// Lets lanes rest for a second, so that an event that cannot be published is not tried in a tight loop.
-    pub fn rest(&self, lanes: &[i16]) {
-        let until = Instant::now() + REST;
-        let mut known = self.lanes();
-        known.resting.extend(lanes.iter().map(|&lane| (lane, until)));
-        known.waiting.retain(|lane| !lanes.contains(lane));
     }
 
     /// Notes how a worker finds the broker. While none finds it up, the process is not ready and does not poll.
@@ -172,11 +173,8 @@ impl Shared {
     }
 
     fn offer(&self, heads: &[drain::LaneHead]) -> bool {
-        let now = Instant::now();
         let mut lanes = self.lanes();
-        lanes.resting.retain(|_, until| *until > now);
-        lanes.waiting =
-            heads.iter().map(|head| head.lane).filter(|lane| !lanes.resting.contains_key(lane)).collect();
+        lanes.waiting = heads.iter().map(|head| head.lane).collect();
         let any = !lanes.waiting.is_empty();
         drop(lanes);
         if any {

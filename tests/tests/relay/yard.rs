@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use semel_core::admin::Health;
 use semel_core::lifecycle::{Pass, Work as _};
+use semel_core::outbox::held::Policy;
 use semel_core::schema::{self, ENGINE};
 use semel_relay::{Config, Prober, RelayError, Shared, TopologyMode, Worker};
 use semel_tests::services::{Database, Services, Vhost};
@@ -48,6 +49,12 @@ impl Yard {
             batch_bytes: 1024 * 1024,
             batch_time: Duration::from_secs(5),
             confirm_limit: Duration::from_secs(15),
+            held: Policy {
+                shortest: Duration::from_millis(200),
+                longest: Duration::from_secs(1),
+                max_attempts: 1000,
+                skip_dead: Vec::new(),
+            },
         })
     }
 

@@ -18,13 +18,13 @@ use uuid::Uuid;
 /// How many lanes there are.
 pub const LANES: i16 = 64;
 
-/// A lane that has events ready to publish.
+/// A lane that has events ready to publish, or chains that are due.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LaneHead {
     /// The lane, 0 to 63.
     pub lane: i16,
-    /// The id of its oldest event.
-    pub id: i64,
+    /// The id of its oldest event that is ready to publish; none where only chains are due.
+    pub id: Option<i64>,
 }
 
 /// An event that is ready to publish.
@@ -52,7 +52,8 @@ pub struct PendingEvent {
     pub created_at: OffsetDateTime,
 }
 
-/// Returns the lanes that have events ready to publish, oldest head first. Takes no lock.
+/// Returns the lanes that have events ready to publish, oldest head first, and before them those that only have chains
+/// that are due. Takes no lock.
 ///
 /// # Errors
 ///
@@ -61,14 +62,20 @@ pub async fn probe(connection: &mut PgConnection) -> Result<Vec<LaneHead>, sqlx:
     sqlx::query_as!(
         LaneHead,
         r#"-- outbox_probe
-        SELECT head.lane AS "lane!", head.id AS "id!"
+        SELECT lanes.lane::SMALLINT AS "lane!", head.id AS "id?"
         FROM generate_series(0, 63) AS lanes (lane)
-        CROSS JOIN LATERAL (
+        LEFT JOIN LATERAL (
             SELECT outbox.lane, id FROM outbox
             WHERE outbox.lane = lanes.lane AND published_at IS NULL AND held_at IS NULL
             ORDER BY outbox.lane, id LIMIT 1
-        ) AS head
-        ORDER BY head.id"#
+        ) AS head ON true
+        LEFT JOIN LATERAL (
+            SELECT outbox_held.lane FROM outbox_held
+            WHERE outbox_held.lane = lanes.lane AND next_attempt_at <= clock_timestamp()
+            ORDER BY outbox_held.lane, next_attempt_at LIMIT 1
+        ) AS due ON true
+        WHERE head.lane IS NOT NULL OR due.lane IS NOT NULL
+        ORDER BY head.id NULLS FIRST"#
     )
     .fetch_all(connection)
     .await
