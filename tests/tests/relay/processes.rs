@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use semel_tests::net::free_port;
 use semel_tests::process::{Daemon, binary};
 use semel_tests::proxy::Proxy;
+use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 
 use crate::yard::{Yard, arrived, first_deliveries};
@@ -81,6 +82,68 @@ async fn killed_between_confirm_and_mark_it_repeats_and_loses_nothing() -> Resul
 #[tokio::test]
 async fn killed_before_its_commit_it_repeats_and_loses_nothing() -> Result<()> {
     dies_at("relay.before_commit", true).await
+}
+
+/// A relay that dies around setting events aside, and another that goes on.
+async fn dies_setting_aside_at(failpoint: &str) -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let mut connection = yard.connect().await?;
+    for aggregate in 1..=20 {
+        let name = format!("s{aggregate}");
+        yard.insert(&mut connection, &name, 1, "Unheard").await?;
+        for version in 2..=10 {
+            yard.insert(&mut connection, &name, version, "Happened").await?;
+        }
+    }
+    yard.fill(20, 10).await?;
+    let log = tempfile(failpoint);
+    let plan = format!("{failpoint}=abort");
+    let env = [("SEMEL_FAILPOINTS", plan.as_str()), ("SEMEL_FAILPOINT_LOG", log.as_str())];
+    let (doomed, _) = start(&yard, "doomed", &env).await?;
+    let status = doomed.wait_exit(READY).await?;
+    ensure!(!status.success(), "the failpoint did not kill it");
+    ensure!(std::fs::read_to_string(&log)?.contains(failpoint), "the failpoint was not hit");
+    std::fs::remove_file(&log)?;
+
+    let (_heir, _) = start(&yard, "heir", &[]).await?;
+    let yard = &yard;
+    let aside = || async move {
+        let held = yard.count("held_at IS NOT NULL AND published_at IS NULL").await;
+        let waiting = yard.count("published_at IS NULL AND held_at IS NULL").await;
+        match (held, waiting) {
+            (Ok(200), Ok(0)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("each event to be published or set aside", READY, aside).await?;
+    arrived(&tap, 200).await?;
+    ensure!(first_deliveries(&tap, "s1")?.is_empty(), "a later event overtook its predecessor");
+    let heard = yard.vhost.scoped("heard");
+    let heard = Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
+    let none = || async move {
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("every event to be published after the repair", READY, none).await?;
+    arrived(&heard, 200).await?;
+    for aggregate in 1..=20 {
+        let name = format!("s{aggregate}");
+        assert_eq!(first_deliveries(&heard, &name)?, (1..=10).collect::<Vec<_>>(), "{name}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn killed_when_failed_events_are_set_aside_it_loses_and_reorders_nothing() -> Result<()> {
+    dies_setting_aside_at("relay.after_hold").await
+}
+
+#[tokio::test]
+async fn killed_when_events_are_set_aside_behind_others_it_loses_and_reorders_nothing() -> Result<()> {
+    dies_setting_aside_at("relay.after_divert").await
 }
 
 #[tokio::test]

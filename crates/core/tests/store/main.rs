@@ -7,6 +7,7 @@ mod database;
 mod drain;
 mod driven;
 mod engine;
+mod held;
 mod inbox;
 mod keys;
 mod outbox;
