@@ -204,7 +204,8 @@ fn say(text: &str) -> Outcome<()> {
 
 fn table(events: &[SetAside]) -> String {
     let row = |id: &str, state: &str, attempts: &str, since: &str, what: &str, error: &str| {
-        format!("{id:36}  {state:7}  {attempts:>8}  {since:>8}  {what:40}  {error}").trim_end().to_owned() + "\n"
+        format!("{id:36}  {state:7}  {attempts:>8}  {since:>8}  {what:40}  {error}").trim_end().to_owned()
+            + "\n"
     };
     let mut rows: Vec<_> = events
         .iter()

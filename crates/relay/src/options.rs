@@ -184,7 +184,9 @@ fn age(text: &str) -> Result<Duration, String> {
     let seconds = ["s", "m", "h", "d"].iter().zip([1, 60, 3600, 86_400]).find_map(|(unit, seconds)| {
         text.strip_suffix(unit)?.parse::<u32>().ok().map(|count| u64::from(count) * seconds)
     });
-    seconds.map(Duration::from_secs).ok_or_else(|| "must be a number and s, m, h or d, such as 15m".to_owned())
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "must be a number and s, m, h or d, such as 15m".to_owned())
 }
 
 /// What is done about the exchange at start.

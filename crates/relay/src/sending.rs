@@ -86,8 +86,10 @@ impl Sending<'_> {
             let mut awaited = Vec::with_capacity(events.len());
             let mut wave = Vec::with_capacity(events.len());
             for event in events {
-                let chain = (source == Source::Chains)
-                    .then(|| Aggregate { kind: event.aggregate_type.clone(), id: event.aggregate_id.clone() });
+                let chain = (source == Source::Chains).then(|| Aggregate {
+                    kind: event.aggregate_type.clone(),
+                    id: event.aggregate_id.clone(),
+                });
                 awaited.push(Awaited { event_id: event.event_id, lane: event.lane, chain });
                 wave.push(self.outgoing(event));
             }

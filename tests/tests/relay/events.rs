@@ -81,7 +81,10 @@ async fn lists_and_shows_what_is_set_aside() -> Result<()> {
     assert_eq!(printed(&events(&yard, &["list", "--older-than", "1h", "--json"]).await?), "[]\n");
 
     let shown = printed(&events(&yard, &["show", &follower]).await?);
-    ensure!(shown.contains("state: waiting") && shown.contains(&format!("first_of_chain: {dead}")), "{shown}");
+    ensure!(
+        shown.contains("state: waiting") && shown.contains(&format!("first_of_chain: {dead}")),
+        "{shown}"
+    );
     let shown: Value = serde_json::from_str(&printed(&events(&yard, &["show", &dead, "--json"]).await?))?;
     assert_eq!((&shown["attempts"], &shown["waiting_behind"]), (&Value::from(1), &Value::from(2)));
     let nobody = uuid::Uuid::new_v4().to_string();
@@ -93,17 +96,28 @@ async fn lists_and_shows_what_is_set_aside() -> Result<()> {
 async fn a_person_retries_and_discards_and_leaves_a_trace() -> Result<()> {
     let (yard, tap) = with_dead(4).await?;
     let heard = yard.vhost.scoped("heard");
-    let heard = Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
+    let heard =
+        Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
     let (first, second) = (id(&yard, "b1", 1).await?, id(&yard, "b2", 1).await?);
     let follower = id(&yard, "b1", 2).await?;
 
     let dry = printed(&events(&yard, &["discard", "--all", "--dry-run"]).await?);
-    assert_eq!(dry.lines().filter(|line| line.ends_with(" would be discarded")).count(), 4, "followers are not meant");
-    assert_eq!(yard.count("discarded_at IS NOT NULL OR dead_at IS NULL AND first_error IS NOT NULL").await?, 0);
+    assert_eq!(
+        dry.lines().filter(|line| line.ends_with(" would be discarded")).count(),
+        4,
+        "followers are not meant"
+    );
+    assert_eq!(
+        yard.count("discarded_at IS NOT NULL OR dead_at IS NULL AND first_error IS NOT NULL").await?,
+        0
+    );
     let waits = refused(&events(&yard, &[&["retry", &follower], &WHY[..]].concat()).await?);
     ensure!(waits.contains(&first), "{waits}");
 
-    assert_eq!(printed(&events(&yard, &[&["retry", &first], &WHY[..]].concat()).await?), format!("{first} retried\n"));
+    assert_eq!(
+        printed(&events(&yard, &[&["retry", &first], &WHY[..]].concat()).await?),
+        format!("{first} retried\n")
+    );
     let said = printed(&events(&yard, &[&["discard", &second, "--json"], &WHY[..]].concat()).await?);
     let said: Value = serde_json::from_str(&said)?;
     assert_eq!(said["event_ids"], Value::from(vec![second.clone()]));
@@ -168,7 +182,8 @@ async fn killed_before_its_commit_a_decision_was_not_made() -> Result<()> {
 async fn two_relays_and_people_at_once_keep_the_order_and_send_each_event_once() -> Result<()> {
     let (yard, _tap) = with_dead(60).await?;
     let heard = yard.vhost.scoped("heard");
-    let heard = Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
+    let heard =
+        Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
     let stop = std::sync::atomic::AtomicBool::new(false);
     let (yard_ref, stop_ref) = (&yard, &stop);
     let relay = async |config| {
@@ -188,7 +203,9 @@ async fn two_relays_and_people_at_once_keep_the_order_and_send_each_event_once()
                     // While its chain comes to life, it grows.
                     for version in 4..=8 {
                         let mut connection = yard_ref.connect().await?;
-                        yard_ref.insert(&mut connection, &format!("b{aggregate}"), version, "Happened").await?;
+                        yard_ref
+                            .insert(&mut connection, &format!("b{aggregate}"), version, "Happened")
+                            .await?;
                     }
                 }
                 printed(&events(yard_ref, &[&[word, &event], &WHY[..]].concat()).await?);

@@ -75,7 +75,8 @@ async fn in_a_mixed_window_each_event_has_its_own_true_outcome() -> Result<()> {
             format!("{event} AND last_error LIKE '{outcome}' AND attempts = 1 AND published_at IS NULL");
         assert_eq!(yard.count(&failed).await?, rounds * 100, "{event}");
     }
-    let published = "event_type = 'Happened' AND created_at > '1970-01-01' AND published_at IS NOT NULL AND attempts = 0";
+    let published =
+        "event_type = 'Happened' AND created_at > '1970-01-01' AND published_at IS NOT NULL AND attempts = 0";
     assert_eq!(yard.count(published).await?, rounds * 200);
     let routed = usize::try_from(rounds * 200)?;
     arrived(&tap, routed).await?;
@@ -173,7 +174,8 @@ async fn a_dead_event_blocks_its_aggregate_and_one_that_is_skipped_does_not() ->
     config.held.max_attempts = 2;
     config.held.skip_dead = vec!["Noted".to_owned()];
     let relay = connected(&config).await?;
-    passes_until_none(&yard, &relay, "aggregate_id = 'skipped' AND published_at IS NULL AND dead_at IS NULL").await?;
+    passes_until_none(&yard, &relay, "aggregate_id = 'skipped' AND published_at IS NULL AND dead_at IS NULL")
+        .await?;
     passes_until_none(&yard, &relay, "event_type = 'Unheard' AND dead_at IS NULL").await?;
     arrived(&tap, 3).await?;
     assert_eq!(first_deliveries(&tap, "skipped")?, [2, 3, 4]);
@@ -185,7 +187,8 @@ async fn a_dead_event_blocks_its_aggregate_and_one_that_is_skipped_does_not() ->
 
 /// One aggregate, so that a wave is one event, and what is sent twice is known.
 #[tokio::test]
-async fn an_exchange_that_is_deleted_amid_a_batch_and_put_back_loses_nothing_and_blames_nobody() -> Result<()> {
+async fn an_exchange_that_is_deleted_amid_a_batch_and_put_back_loses_nothing_and_blames_nobody() -> Result<()>
+{
     let yard = Yard::new().await?;
     let tap = yard.tap(&["thing.Happened"]).await?;
     yard.fill(1, 2000).await?;
@@ -255,7 +258,10 @@ async fn a_queue_that_never_confirms_holds_its_own_events_alone() -> Result<()> 
     };
     eventually("healthy events to go on, and silent ones to be set aside", SOON, none).await?;
     arrived(&tap, 200).await?;
-    assert_eq!(yard.count("event_type = 'Happened' AND aggregate_id LIKE 's%' AND published_at IS NOT NULL").await?, 0);
+    assert_eq!(
+        yard.count("event_type = 'Happened' AND aggregate_id LIKE 's%' AND published_at IS NOT NULL").await?,
+        0
+    );
 
     suspend(server, &yard, &silent, "resume").await?;
     let none = || async {

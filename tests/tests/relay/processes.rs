@@ -120,7 +120,8 @@ async fn dies_setting_aside_at(failpoint: &str) -> Result<()> {
     arrived(&tap, 200).await?;
     ensure!(first_deliveries(&tap, "s1")?.is_empty(), "a later event overtook its predecessor");
     let heard = yard.vhost.scoped("heard");
-    let heard = Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
+    let heard =
+        Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
     let none = || async move {
         match yard.unpublished().await {
             Ok(0) => Ok(()),
@@ -133,6 +134,35 @@ async fn dies_setting_aside_at(failpoint: &str) -> Result<()> {
         let name = format!("s{aggregate}");
         assert_eq!(first_deliveries(&heard, &name)?, (1..=10).collect::<Vec<_>>(), "{name}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_fails_is_told_in_a_line_a_second_and_not_in_one_per_event() -> Result<()> {
+    let yard = Yard::new().await?;
+    let _tap = yard.tap(&["thing.Happened"]).await?;
+    yard.execute(
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+         SELECT 'thing', 'bad' || n, 'Unheard', '{}' FROM generate_series(1, 5000) AS n",
+    )
+    .await?;
+    let began = std::time::Instant::now();
+    let (relay, _) = start(&yard, "terse", &[("SEMEL_RELAY_MAX_ATTEMPTS", "2")]).await?;
+    let yard = &yard;
+    let dead = || async move {
+        match yard.count("dead_at IS NOT NULL AND attempts = 2").await {
+            Ok(5000) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("each event to be dead", READY, dead).await?;
+    let lines = relay.lines();
+    let of = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+    let (failed, given_up) = (of("could not be published"), of("were given up on"));
+    ensure!(failed > 0 && given_up > 0, "nothing was said: {lines:?}");
+    // Four workers, and a line of each kind a second.
+    let most = usize::try_from(4 * (began.elapsed().as_secs() + 1))?;
+    ensure!(failed <= most && given_up <= most, "{failed} and {given_up} lines, {most} at most");
     Ok(())
 }
 

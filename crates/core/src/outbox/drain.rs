@@ -71,7 +71,7 @@ pub async fn probe(connection: &mut PgConnection) -> Result<Vec<LaneHead>, sqlx:
         ) AS head ON true
         LEFT JOIN LATERAL (
             SELECT outbox_held.lane FROM outbox_held
-            WHERE outbox_held.lane = lanes.lane AND next_attempt_at <= clock_timestamp()
+            WHERE outbox_held.lane = lanes.lane AND next_attempt_at <= statement_timestamp()
             ORDER BY outbox_held.lane, next_attempt_at LIMIT 1
         ) AS due ON true
         WHERE head.lane IS NOT NULL OR due.lane IS NOT NULL

@@ -126,7 +126,8 @@ pub async fn due(
                 SELECT chain.aggregate_type, chain.aggregate_id, chain.lane, next_attempt_at, event.*
                 FROM (
                     SELECT aggregate_type, aggregate_id, lane, next_attempt_at, flows FROM outbox_held
-                    WHERE lane = taken_lane AND next_attempt_at <= clock_timestamp()
+                    -- Not clock_timestamp(), which is volatile and would be asked of every row: those of dead chains, too.
+                    WHERE lane = taken_lane AND next_attempt_at <= statement_timestamp()
                     ORDER BY lane, next_attempt_at LIMIT $2
                 ) AS chain
                 LEFT JOIN LATERAL (

@@ -72,7 +72,13 @@ async fn time_passes(db: &Database) {
 }
 
 fn filter(states: &[State]) -> Filter {
-    Filter { states: states.to_vec(), aggregate_type: None, aggregate_id: None, event_type: None, older_than: None }
+    Filter {
+        states: states.to_vec(),
+        aggregate_type: None,
+        aggregate_id: None,
+        event_type: None,
+        older_than: None,
+    }
 }
 
 fn decision(verdict: Verdict) -> Decision<'static> {
@@ -125,7 +131,11 @@ async fn later_events_are_diverted_and_flow_in_order_once_the_first_went_through
         assert_eq!(hot(&mut connection).await, b);
 
         time_passes(&db).await;
-        assert_eq!(due(&mut connection, 10, i64::MAX).await, a[..1], "followers of one that fails are not read");
+        assert_eq!(
+            due(&mut connection, 10, i64::MAX).await,
+            a[..1],
+            "followers of one that fails are not read"
+        );
         drain::mark(&mut connection, &a[..1]).await.unwrap();
         held::settle(&mut connection, &[chain("a")]).await.unwrap();
         assert_eq!(due(&mut connection, 10, i64::MAX).await, a[1..]);
@@ -179,7 +189,8 @@ async fn a_skipped_event_that_is_retried_does_not_let_followers_past_a_dead_one(
         fail(&mut connection, events[1], &policy(1, &[])).await;
         held::divert(&mut connection, &events).await.unwrap();
 
-        let decided = operator::decide(&mut connection, &events[..1], &decision(Verdict::Retry)).await.unwrap();
+        let decided =
+            operator::decide(&mut connection, &events[..1], &decision(Verdict::Retry)).await.unwrap();
         assert_eq!(decided, events[..1]);
         assert_eq!(due(&mut connection, 10, i64::MAX).await, events[..1]);
         drain::mark(&mut connection, &events[..1]).await.unwrap();
@@ -246,10 +257,16 @@ async fn a_decision_is_recorded_for_each_event_or_not_made() {
             WHERE discarded_at IS NOT NULL AND discarded_by = 'ada' AND discard_reason = 'tried it'
               AND actor = 'ada' AND action = 'events test' AND reason = 'tried it'";
         assert_eq!(db.count(kept).await, 2);
-        assert_eq!(db.count("SELECT count(*) FROM outbox_held").await, 1, "a's follower is due, b's chain is gone");
+        assert_eq!(
+            db.count("SELECT count(*) FROM outbox_held").await,
+            1,
+            "a's follower is due, b's chain is gone"
+        );
         assert_eq!(due(&mut connection, 10, i64::MAX).await, a[1..]);
         // Nobody decides twice, nor about what is published.
-        assert!(operator::decide(&mut connection, &both, &decision(Verdict::Retry)).await.unwrap().is_empty());
+        assert!(
+            operator::decide(&mut connection, &both, &decision(Verdict::Retry)).await.unwrap().is_empty()
+        );
         drain::mark(&mut connection, &a[1..]).await.unwrap();
         assert!(operator::decide(&mut connection, &a, &decision(Verdict::Discard)).await.unwrap().is_empty());
         assert_eq!(db.count("SELECT count(*) FROM operator_actions").await, 2);
@@ -288,7 +305,10 @@ async fn the_list_shows_what_the_filter_asks_for_page_by_page() {
         assert_eq!(both, [a.clone(), b.clone()].concat());
 
         let shown = operator::show(&mut connection, a[1]).await.unwrap().unwrap();
-        assert_eq!((shown.state.as_str(), shown.first_of_chain, shown.waiting_behind), ("waiting", Some(a[0]), 1));
+        assert_eq!(
+            (shown.state.as_str(), shown.first_of_chain, shown.waiting_behind),
+            ("waiting", Some(a[0]), 1)
+        );
         assert!(operator::show(&mut connection, Uuid::new_v4()).await.unwrap().is_none());
         let dead = operator::show(&mut connection, b[0]).await.unwrap().unwrap();
         assert_eq!((dead.state.as_str(), dead.next_attempt_at), ("dead", None));

@@ -226,7 +226,11 @@ impl PrivateRabbitMq {
         let output = tokio::time::timeout(CONTROL_DEADLINE, command.output());
         let output = output.await.context("rabbitmqctl does not end")?.context("running rabbitmqctl")?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        anyhow::ensure!(output.status.success(), "rabbitmqctl {args:?}: {}{said}", String::from_utf8_lossy(&output.stderr));
+        anyhow::ensure!(
+            output.status.success(),
+            "rabbitmqctl {args:?}: {}{said}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(said)
     }
 
