@@ -34,15 +34,28 @@ impl DatabaseUrl {
             let address = address.to_owned();
             options = options.host(&address);
         }
-        options.application_name(application).options(GUARDS)
+        let given = options.get_options().unwrap_or_default().to_owned();
+        let guards = GUARDS.into_iter().filter(|(name, _)| *name == ISOLATION || !names(&given, name));
+        options.application_name(application).options(guards)
     }
 }
 
-/// Guards that the server keeps for us, whatever becomes of the client. Behind a pooler that refuses start-up options, set
-/// them on the role.
+/// Says whether start-up options, `-c name=value -cname=value --name=value`, set this one.
+fn names(options: &str, name: &str) -> bool {
+    options.split_whitespace().any(|option| {
+        let option = option.strip_prefix("-c").or_else(|| option.strip_prefix("--")).unwrap_or(option);
+        option.strip_prefix(name).is_some_and(|rest| rest.starts_with('='))
+    })
+}
+
+/// Ours are written for `read committed`: under a stricter one, a relay's reading would have the snapshot of its locking. So
+/// no URL decides it.
+const ISOLATION: &str = "default_transaction_isolation";
+
+/// Guards that the server keeps for us, whatever becomes of the client. Another that the URL's `options` name is as they say.
+/// Behind a pooler that refuses start-up options, set them on the role.
 const GUARDS: [(&str, &str); 5] = [
-    // Ours are written for it: under a stricter one, a relay's reading would have the snapshot of its locking.
-    ("default_transaction_isolation", "read committed"),
+    (ISOLATION, "read committed"),
     ("lock_timeout", "1s"),
     ("statement_timeout", "15s"),
     ("idle_in_transaction_session_timeout", "30s"),
@@ -148,7 +161,20 @@ pub fn pool(url: &DatabaseUrl, application: &str, max_connections: u32) -> PgPoo
 ///
 /// When the server cannot be reached within 10 s or refuses.
 pub async fn connect(url: &DatabaseUrl, application: &str) -> Result<PgConnection, sqlx::Error> {
-    let options = url.options(application);
+    connect_with(url, application, &[]).await
+}
+
+/// Opens one connection as [`connect`] does, with settings of its own.
+///
+/// # Errors
+///
+/// As [`connect`].
+pub async fn connect_with(
+    url: &DatabaseUrl,
+    application: &str,
+    settings: &[(&str, &str)],
+) -> Result<PgConnection, sqlx::Error> {
+    let options = url.options(application).options(settings.iter().copied());
     // In a task of its own: a connection attempt is never cut half-way by a caller that gives up.
     let mut attempt = tokio::spawn(async move { PgConnection::connect_with(&options).await });
     match tokio::time::timeout(Duration::from_secs(10), &mut attempt).await {
@@ -295,6 +321,27 @@ mod tests {
         assert_eq!(
             format!("{url} {url:?}"),
             "postgres://semel@db:6432/payments postgres://semel@db:6432/payments"
+        );
+    }
+
+    #[test]
+    fn what_the_url_says_of_a_guard_counts() {
+        let options = |url: &str| {
+            let url: DatabaseUrl = url.parse().unwrap();
+            url.options("test").get_options().unwrap_or_default().to_owned()
+        };
+        let given = options("postgres://u@h/d?options=-c%20statement_timeout%3D3s");
+        assert!(
+            given.contains("statement_timeout=3s") && !given.contains("statement_timeout=15s"),
+            "{given}"
+        );
+        let given = options("postgres://u@h/d?options=-c%20deadlock_timeout%3D3s");
+        assert!(given.contains(" lock_timeout=1s"), "{given}");
+        assert!(options("postgres://u@h/d").contains("statement_timeout=15s"));
+        let given = options("postgres://u@h/d?options=-c%20default_transaction_isolation%3Dserializable");
+        assert!(
+            given.ends_with(" tcp_user_timeout=10s") && given.contains("isolation=read committed"),
+            "{given}"
         );
     }
 

@@ -1,5 +1,7 @@
 //! Why a pass of the relay failed.
 
+use std::time::Duration;
+
 use semel_core::database;
 use semel_core::disposition::{Disposed, Disposition};
 
@@ -14,15 +16,26 @@ pub enum RelayError {
         /// Why it failed.
         source: sqlx::Error,
     },
-    /// The server is a standby, where locks and rows are not the primary's.
-    #[error("the database is in recovery: a relay works on the primary only")]
-    Recovering,
+    /// The server takes no writes: a standby, whose locks and rows are not the primary's, or one that is set so.
+    #[error("the database takes no writes, as a standby does: a relay works on the primary only")]
+    ReadOnly,
     /// The broker failed; no event is to blame.
     #[error("the broker is away")]
     Broker(#[source] semel_broker::Error),
     /// The exchange is not there, and is not this relay's to make.
     #[error("the exchange {0:?} does not exist: declare it, or set --topology declare")]
     NoExchange(String),
+    /// A batch may last longer than the server waits for it: it would be rolled back and repeated for ever.
+    #[error(
+        "a batch may take {batch:?}, and the server ends it after {patience:?}: lower --batch-seconds or \
+         --confirm-seconds, or raise idle_in_transaction_session_timeout (or transaction_timeout)"
+    )]
+    Impatient {
+        /// How long a batch may take.
+        batch: Duration,
+        /// When the server ends it.
+        patience: Duration,
+    },
     /// A part of the relay has panicked; the log says where.
     #[error("a part of the relay has panicked")]
     Panicked,
@@ -45,8 +58,8 @@ impl Disposed for RelayError {
                 semel_broker::Disposition::Retry => Disposition::Retry,
                 semel_broker::Disposition::Fatal => Disposition::Fail,
             },
-            Self::Panicked => Disposition::Fail,
-            Self::Recovering | Self::Blocked | Self::NoExchange(_) => Disposition::Retry,
+            Self::Panicked | Self::Impatient { .. } => Disposition::Fail,
+            Self::ReadOnly | Self::Blocked | Self::NoExchange(_) => Disposition::Retry,
         }
     }
 }

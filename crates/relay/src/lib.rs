@@ -5,13 +5,23 @@
 //! waves and mark what was confirmed, all in one transaction that owns the lanes and nothing else. A crash frees the lanes
 //! with the connection; what was published and not marked is published again, with the same id.
 //!
+//! An event that cannot be published is set aside with its aggregate's later ones and retried with growing waits; after
+//! some attempts it is dead and waits for a person, who decides by the command `events`.
+//!
 //! It does not deduplicate: consumers do, by that id.
 
+mod batch;
+mod complaints;
 mod error;
+mod events;
 pub mod failpoints;
+mod floors;
 pub mod metrics;
 mod options;
+mod patience;
 mod prober;
+mod sending;
+mod unmarked;
 mod waves;
 mod worker;
 
@@ -21,6 +31,7 @@ use std::time::Duration;
 use semel_core::daemon::Daemon;
 use semel_core::disposition::chain;
 use semel_core::lifecycle::{Lifecycle, Pace, drive};
+use semel_core::outbox::hint;
 use semel_core::sampler::{Sampler, Scope};
 use semel_core::schema::{self, ENGINE};
 use semel_core::{database, telemetry};
@@ -41,9 +52,13 @@ use options::Command;
 /// When the configuration cannot be used, or database or broker refuse for good.
 pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     telemetry::start_logs(&options.process.logs);
-    if let Some(Command::Migrate) = options.command {
-        schema::migrate(&options.database.url()?, &[&ENGINE]).await?;
-        return Ok(());
+    match &options.command {
+        Some(Command::Migrate) => {
+            schema::migrate(&options.database.url()?, &[&ENGINE]).await?;
+            return Ok(());
+        }
+        Some(Command::Events(command)) => return events::run(&command.action, &options).await,
+        None => {}
     }
     let config = options.config()?;
     if options.process.check {
@@ -69,6 +84,7 @@ async fn relay(
     daemon: &Daemon,
     pool: sqlx::PgPool,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
+    config.suits_server(&pool).await?;
     let shared = Shared::new(daemon.health.clone(), config.workers);
     let (failed, mut failure) = tokio::sync::mpsc::channel::<RelayError>(1);
     for number in 0..config.workers {
@@ -94,6 +110,8 @@ async fn relay(
         wake: Some(shared.progress()),
         heartbeat: Some(daemon.health.watch("prober")),
     };
+    let (listen_at, wake, life) = (config.listen.clone(), shared.progress(), daemon.life.clone());
+    daemon.life.spawn(async move { hint::listen(&listen_at, "semel-relay listener", &wake, &life).await });
     let alarm = Alarm { life: daemon.life.clone(), failed };
     daemon.life.spawn(async move {
         if let Err(error) = drive("relay prober", &mut prober, &pace, &alarm.life).await {

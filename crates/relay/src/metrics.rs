@@ -23,6 +23,8 @@ pub const BROKER_BLOCKED: &str = "semel_relay_broker_blocked";
 pub const LANES_HELD: &str = "semel_relay_lanes_held";
 /// Gauge: when a batch was last marked.
 pub const LAST_PROGRESS: &str = "semel_relay_last_progress_timestamp_seconds";
+/// Counter: lanes with an event below their floor, found by a sweep. Always 0.
+pub const BELOW_FLOOR: &str = "semel_relay_events_below_floor_total";
 
 const OUTCOME_LABELS: [&str; 5] = ["confirmed", "returned", "nacked", "refused", "unknown"];
 
@@ -50,7 +52,12 @@ pub fn describe() {
     describe_gauge!(BROKER_BLOCKED, "1 while the broker is blocked by an alarm.");
     describe_gauge!(LANES_HELD, "Lanes that this process holds.");
     describe_gauge!(LAST_PROGRESS, Unit::Seconds, "When a batch was last marked, Unix time.");
+    describe_counter!(
+        BELOW_FLOOR,
+        "Events that a sweep found below their lane's floor. Anything but 0 is a bug."
+    );
     counter!(PUBLISHED).increment(0);
+    counter!(BELOW_FLOOR).increment(0);
     for outcome in OUTCOME_LABELS {
         counter!(OUTCOMES, "outcome" => outcome).increment(0);
     }

@@ -1,11 +1,10 @@
 //! One prober per process finds the lanes that have work, and wakes the workers.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use metrics::gauge;
+use metrics::{counter, gauge};
 use semel_core::admin::Health;
 use semel_core::database::{self, CALL_LIMIT, within};
 use semel_core::lifecycle::{Pass, Work};
@@ -14,11 +13,10 @@ use sqlx::PgConnection;
 use tokio::sync::Notify;
 
 use crate::error::RelayError;
+use crate::floors::{Keeper, Look};
 use crate::metrics as names;
 use crate::options::Config;
-
-/// For how long a lane rests after one of its events could not be published.
-const REST: Duration = Duration::from_secs(1);
+use crate::unmarked::Unmarked;
 
 /// What prober and workers of a process share; clones share it.
 #[derive(Clone, Debug)]
@@ -30,8 +28,10 @@ pub struct Shared {
 struct Inner {
     health: Health,
     lanes: Mutex<Lanes>,
+    floors: Mutex<drain::Floors>,
     workers: Vec<Seat>,
     progress: Arc<Notify>,
+    unmarked: Unmarked,
     /// Whether the database does not answer the prober.
     database_away: AtomicBool,
     lanes_held: AtomicUsize,
@@ -68,7 +68,6 @@ impl Seat {
 struct Lanes {
     /// Lanes that have work, oldest head first.
     waiting: Vec<i16>,
-    resting: HashMap<i16, Instant>,
 }
 
 impl Shared {
@@ -80,8 +79,10 @@ impl Shared {
         let inner = Inner {
             health,
             lanes: Mutex::default(),
+            floors: Mutex::new(drain::Floors::NONE),
             workers,
             progress: Arc::default(),
+            unmarked: Unmarked::default(),
             database_away: AtomicBool::default(),
             lanes_held: AtomicUsize::default(),
             last_progress: AtomicU64::default(),
@@ -101,18 +102,32 @@ impl Shared {
         Arc::clone(&self.inner.progress)
     }
 
+    /// What this process has had confirmed and could not mark.
+    pub(crate) fn unmarked(&self) -> &Unmarked {
+        &self.inner.unmarked
+    }
+
+    /// Says whether another worker than this one knows the broker to be blocked.
+    #[must_use]
+    pub fn is_blocked_beside(&self, worker: u16) -> bool {
+        let mut others = self.inner.workers.iter().enumerate().filter(|(at, _)| *at != usize::from(worker));
+        others.any(|(_, seat)| *seat.broker() == Broker::Blocked)
+    }
+
     /// Returns the lanes that have work, oldest head first.
     #[must_use]
     pub fn waiting(&self) -> Vec<i16> {
         self.lanes().waiting.clone()
     }
 
-    /// Lets lanes rest for a second, so that an event that cannot be published is not tried in a tight loop.
-    pub fn rest(&self, lanes: &[i16]) {
-        let until = Instant::now() + REST;
-        let mut known = self.lanes();
-        known.resting.extend(lanes.iter().map(|&lane| (lane, until)));
-        known.waiting.retain(|lane| !lanes.contains(lane));
+    /// Returns from which id on each lane is read.
+    #[must_use]
+    pub fn floors(&self) -> drain::Floors {
+        *self.inner.floors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_floors(&self, floors: drain::Floors) {
+        *self.inner.floors.lock().unwrap_or_else(PoisonError::into_inner) = floors;
     }
 
     /// Notes how a worker finds the broker. While none finds it up, the process is not ready and does not poll.
@@ -172,11 +187,8 @@ impl Shared {
     }
 
     fn offer(&self, heads: &[drain::LaneHead]) -> bool {
-        let now = Instant::now();
         let mut lanes = self.lanes();
-        lanes.resting.retain(|_, until| *until > now);
-        lanes.waiting =
-            heads.iter().map(|head| head.lane).filter(|lane| !lanes.resting.contains_key(lane)).collect();
+        lanes.waiting = heads.iter().map(|head| head.lane).collect();
         let any = !lanes.waiting.is_empty();
         drop(lanes);
         if any {
@@ -205,34 +217,80 @@ impl Drop for LanesHeld {
     }
 }
 
-/// Asks the database which lanes have work.
+/// Asks the database which lanes have work, and from which id on they are to be read.
 #[derive(Debug)]
 pub struct Prober {
     config: Config,
     shared: Shared,
     connection: Option<PgConnection>,
+    floors: Keeper,
 }
 
 impl Prober {
     /// Probes for the workers that share `shared`.
     #[must_use]
     pub fn new(config: Config, shared: Shared) -> Self {
-        Self { config, shared, connection: None }
+        Self { config, shared, connection: None, floors: Keeper::new(Instant::now()) }
     }
 
     async fn probe(&mut self) -> Result<Vec<drain::LaneHead>, RelayError> {
         // Taken out, so that a connection that failed is not used again.
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => database::connect(&self.config.database, "semel-relay prober")
-                .await
-                .map_err(RelayError::database("connecting to the database"))?,
+            None => self.connect().await?,
         };
-        let heads = within(CALL_LIMIT, drain::probe(&mut connection))
+        self.look(&mut connection).await?;
+        let sweeps = self.floors.is_sweep_due(Instant::now());
+        let floors = if sweeps { &drain::Floors::NONE } else { self.floors.floors() };
+        let probed = within(CALL_LIMIT, drain::probe(&mut connection, floors))
             .await
             .map_err(RelayError::database("looking for lanes that have work"))?;
+        if probed.read_only {
+            return Err(RelayError::ReadOnly);
+        }
+        if sweeps {
+            for head in self.floors.swept(&probed) {
+                counter!(names::BELOW_FLOOR).increment(1);
+                tracing::error!(lane = head.lane, id = ?head.id, "an event lay below its lane's floor");
+            }
+        }
+        self.floors.probed(&probed);
+        self.shared.set_floors(*self.floors.floors());
         self.connection = Some(connection);
-        Ok(heads)
+        Ok(probed.heads)
+    }
+
+    async fn connect(&mut self) -> Result<PgConnection, RelayError> {
+        let connection =
+            database::connect_with(&self.config.database, "semel-relay prober", &drain::SETTINGS)
+                .await
+                .map_err(RelayError::database("connecting to the database"))?;
+        self.floors = Keeper::new(Instant::now());
+        self.shared.set_floors(drain::Floors::NONE);
+        Ok(connection)
+    }
+
+    /// Looks how far the sequence has come and who writes, when it is time to.
+    async fn look(&mut self, connection: &mut PgConnection) -> Result<(), RelayError> {
+        let look = self.floors.look(Instant::now());
+        if look == Look::Sequence {
+            let position = within(CALL_LIMIT, drain::position(connection))
+                .await
+                .map_err(RelayError::database("reading the outbox's sequence"))?;
+            if !self.floors.came_to(position) {
+                return Ok(());
+            }
+        }
+        if look != Look::Nothing {
+            let writers = within(CALL_LIMIT, drain::writers(connection))
+                .await
+                .map_err(RelayError::database("asking who writes to the outbox"))?;
+            match look {
+                Look::Sequence => self.floors.note(writers),
+                _ => self.floors.settle(writers),
+            }
+        }
+        Ok(())
     }
 }
 

@@ -7,24 +7,37 @@
 //! [`take_lanes`] and [`read`] are two statements on purpose. A statement's snapshot is older than the locks it takes, so
 //! one that locks and reads still sees as unpublished what the lane's last owner has just marked.
 //!
+//! Both [`probe`] and [`read`] begin at [`Floors`]: published events leave dead entries in the hot index, which every read
+//! would step over for as long as some transaction keeps them from being cleaned up. [`horizon`] says how floors are known.
+//!
 //! A crash frees the lanes with the connection; what was published and not marked is published again.
+
+pub mod horizon;
+
+pub use horizon::{Floors, Position, ServerRun, Writers, position, writers};
 
 use sqlx::PgConnection;
 use sqlx::types::Json;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// How many lanes there are.
 pub const LANES: i16 = 64;
 
-/// A lane that has events ready to publish.
+/// What a relay sets on its connections. Statistics are of when there was next to nothing to publish. By these the planner
+/// takes a backlog for a handful of rows, fetches a lane's whole backlog by a bitmap, and sorts it, for each batch.
+pub const SETTINGS: [(&str, &str); 3] =
+    [("enable_bitmapscan", "off"), ("enable_seqscan", "off"), ("jit", "off")];
+
+/// A lane that has events ready to publish, or chains that are due.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LaneHead {
     /// The lane, 0 to 63.
     pub lane: i16,
-    /// The id of its oldest event.
-    pub id: i64,
+    /// The id of its oldest event that is ready to publish; none where only chains are due.
+    pub id: Option<i64>,
 }
 
 /// An event that is ready to publish.
@@ -52,26 +65,56 @@ pub struct PendingEvent {
     pub created_at: OffsetDateTime,
 }
 
-/// Returns the lanes that have events ready to publish, oldest head first. Takes no lock.
+/// What a probe found.
+#[derive(Clone, Debug)]
+pub struct Probed {
+    /// The server that was asked.
+    pub run: ServerRun,
+    /// Whether that server takes no writes, so that what it tells is of no use.
+    pub read_only: bool,
+    /// The lanes that have events ready to publish, oldest head first, and before them those that only have chains that are
+    /// due.
+    pub heads: Vec<LaneHead>,
+}
+
+/// Looks for lanes that have events ready to publish, or chains that are due. Takes no lock.
 ///
 /// # Errors
 ///
 /// When the database fails.
-pub async fn probe(connection: &mut PgConnection) -> Result<Vec<LaneHead>, sqlx::Error> {
-    sqlx::query_as!(
-        LaneHead,
+pub async fn probe(connection: &mut PgConnection, floors: &Floors) -> Result<Probed, sqlx::Error> {
+    // One row, so that it also tells the run when there is nothing to do.
+    let row = sqlx::query!(
         r#"-- outbox_probe
-        SELECT head.lane AS "lane!", head.id AS "id!"
-        FROM generate_series(0, 63) AS lanes (lane)
-        CROSS JOIN LATERAL (
-            SELECT outbox.lane, id FROM outbox
-            WHERE outbox.lane = lanes.lane AND published_at IS NULL AND held_at IS NULL
-            ORDER BY outbox.lane, id LIMIT 1
-        ) AS head
-        ORDER BY head.id"#
+        SELECT pg_postmaster_start_time() AS "run!", current_setting('transaction_read_only')::BOOLEAN AS "read_only!",
+               COALESCE(array_agg(found.lane ORDER BY found.id NULLS FIRST), '{}') AS "lanes!",
+               COALESCE(array_agg(found.id ORDER BY found.id NULLS FIRST), '{}') AS "ids!: Vec<Option<i64>>"
+        FROM (
+            SELECT lanes.lane, head.id
+            FROM (
+                SELECT (place - 1)::SMALLINT AS lane,
+                       CASE WHEN pg_postmaster_start_time() = $1::TIMESTAMPTZ THEN id ELSE 0 END AS floor
+                FROM unnest($2::BIGINT[]) WITH ORDINALITY AS known (id, place)
+            ) AS lanes
+            LEFT JOIN LATERAL (
+                SELECT outbox.lane, id FROM outbox
+                WHERE outbox.lane = lanes.lane AND published_at IS NULL AND held_at IS NULL AND id >= lanes.floor
+                ORDER BY outbox.lane, id LIMIT 1
+            ) AS head ON true
+            LEFT JOIN LATERAL (
+                SELECT outbox_held.lane FROM outbox_held
+                WHERE outbox_held.lane = lanes.lane AND next_attempt_at <= statement_timestamp()
+                ORDER BY outbox_held.lane, next_attempt_at LIMIT 1
+            ) AS due ON true
+            WHERE head.lane IS NOT NULL OR due.lane IS NOT NULL
+        ) AS found"#,
+        floors.started(),
+        floors.all()
     )
-    .fetch_all(connection)
-    .await
+    .fetch_one(connection)
+    .await?;
+    let heads = row.lanes.into_iter().zip(row.ids).map(|(lane, id)| LaneHead { lane, id }).collect();
+    Ok(Probed { run: ServerRun(row.run), read_only: row.read_only, heads })
 }
 
 /// Takes, until the transaction ends, at most `limit` of the lanes that nobody holds, in the order given.
@@ -97,8 +140,8 @@ pub async fn take_lanes(
     .await
 }
 
-/// Reads the events of lanes that this transaction holds, oldest first: per lane at most `per_lane` events, and no more
-/// than `bytes_per_lane` of payload (but always one event).
+/// Reads the events of lanes that this transaction holds from their floors on, oldest first: per lane at most `per_lane`
+/// events, and no more than `bytes_per_lane` of payload (but always one event).
 ///
 /// # Errors
 ///
@@ -106,9 +149,11 @@ pub async fn take_lanes(
 pub async fn read(
     connection: &mut PgConnection,
     lanes: &[i16],
+    floors: &Floors,
     per_lane: i64,
     bytes_per_lane: i64,
 ) -> Result<Vec<PendingEvent>, sqlx::Error> {
+    let known: Vec<i64> = lanes.iter().map(|&lane| floors.of(lane)).collect();
     sqlx::query_as!(
         PendingEvent,
         r#"-- outbox_read
@@ -117,12 +162,15 @@ pub async fn read(
                headers AS "headers!: Json<BTreeMap<String, String>>", created_at AS "created_at!"
         FROM (
             SELECT due.*, sum(octet_length(payload)) OVER (PARTITION BY lane ORDER BY id) - octet_length(payload) AS before
-            FROM unnest($1::SMALLINT[]) AS held (held_lane)
+            FROM (
+                SELECT held_lane, CASE WHEN pg_postmaster_start_time() = $4::TIMESTAMPTZ THEN id ELSE 0 END AS floor
+                FROM unnest($1::SMALLINT[], $5::BIGINT[]) AS known (held_lane, id)
+            ) AS held
             CROSS JOIN LATERAL (
                 SELECT event_id, id, lane, aggregate_type, aggregate_id, aggregate_version, event_type,
                        payload::TEXT AS payload, headers, created_at
                 FROM outbox
-                WHERE lane = held_lane AND published_at IS NULL AND held_at IS NULL
+                WHERE lane = held_lane AND published_at IS NULL AND held_at IS NULL AND id >= held.floor
                 ORDER BY lane, id
                 LIMIT $2
             ) AS due
@@ -131,7 +179,9 @@ pub async fn read(
         ORDER BY id"#,
         lanes,
         per_lane,
-        bytes_per_lane
+        bytes_per_lane,
+        floors.started(),
+        &known
     )
     .fetch_all(connection)
     .await
@@ -156,16 +206,33 @@ pub async fn mark(connection: &mut PgConnection, confirmed: &[Uuid]) -> Result<V
     .await
 }
 
-/// Says whether the server is in recovery, where its locks and its rows are not the primary's.
+/// Says whether the server takes no writes: a standby, whose locks and rows are not the primary's, or one that is set so.
 ///
 /// # Errors
 ///
 /// When the database fails.
-pub async fn is_in_recovery(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub async fn is_read_only(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar!(
-        r#"-- outbox_is_in_recovery
-        SELECT pg_is_in_recovery() AS "recovering!""#
+        r#"-- outbox_is_read_only
+        SELECT current_setting('transaction_read_only')::BOOLEAN AS "read_only!""#
     )
     .fetch_one(connection)
     .await
+}
+
+/// Returns after how long the server ends a session whose transaction waits for its client, or whose transaction is not
+/// over (Postgres 17); none if it never does.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn patience(connection: &mut PgConnection) -> Result<Option<Duration>, sqlx::Error> {
+    let shortest = sqlx::query_scalar!(
+        "-- outbox_patience
+        SELECT min(setting::BIGINT) FROM pg_settings
+        WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout') AND setting <> '0'"
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(shortest.map(|milliseconds| Duration::from_millis(milliseconds.unsigned_abs())))
 }

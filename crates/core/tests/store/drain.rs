@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use semel_core::outbox::drain::Floors;
 use semel_core::outbox::{self, NewEvent, drain};
 use serde_json::{Map, json};
 use sqlx::{Connection as _, Executor as _};
@@ -39,8 +40,12 @@ async fn append(db: &Database, aggregate_id: &str, count: usize) -> (i16, Vec<Uu
 
 async fn pending(db: &Database, lanes: &[i16], per_lane: i64, bytes: i64) -> Vec<Uuid> {
     let mut connection = db.pool.acquire().await.unwrap();
-    let read = drain::read(&mut connection, lanes, per_lane, bytes).await.unwrap();
+    let read = drain::read(&mut connection, lanes, &Floors::NONE, per_lane, bytes).await.unwrap();
     read.into_iter().map(|event| event.event_id).collect()
+}
+
+async fn probe(connection: &mut sqlx::PgConnection) -> Vec<drain::LaneHead> {
+    drain::probe(connection, &Floors::NONE).await.unwrap().heads
 }
 
 #[tokio::test]
@@ -123,7 +128,7 @@ async fn one_statement_that_locks_and_reads_sees_what_was_just_published_and_two
         let in_two = tokio::spawn(async move {
             let mut tx = in_two.begin().await.unwrap();
             tx.execute(TAKE).await.unwrap();
-            drain::read(&mut tx, &[lane], 100, i64::MAX).await.unwrap().len()
+            drain::read(&mut tx, &[lane], &Floors::NONE, 100, i64::MAX).await.unwrap().len()
         });
         db.until_blocked(in_two_pid).await;
 
@@ -180,7 +185,7 @@ async fn reads_an_event_whole() {
         )
         .await;
         let mut connection = db.pool.acquire().await.unwrap();
-        let read = drain::read(&mut connection, &all_lanes(), 10, i64::MAX).await.unwrap();
+        let read = drain::read(&mut connection, &all_lanes(), &Floors::NONE, 10, i64::MAX).await.unwrap();
         let [event] = read.as_slice() else { panic!("{read:?}") };
         assert_eq!(event.event_id.to_string(), "00000000-0000-4000-8000-000000000001");
         assert_eq!((event.aggregate_type.as_str(), event.aggregate_id.as_str()), ("probe", "a"));
@@ -212,11 +217,11 @@ async fn marks_exactly_what_was_confirmed() {
 async fn the_probe_tells_each_lane_with_work_by_its_oldest_event() {
     with_database(async |db: Database| {
         let mut connection = db.pool.acquire().await.unwrap();
-        assert_eq!(drain::probe(&mut connection).await.unwrap(), []);
+        assert_eq!(probe(&mut connection).await, []);
         let (lane, a) = append(&db, "a", 2).await;
         let (other_lane, _) = another_lane(&db, lane, 1).await;
         let lanes = |heads: Vec<drain::LaneHead>| heads.into_iter().map(|head| head.lane).collect::<Vec<_>>();
-        assert_eq!(lanes(drain::probe(&mut connection).await.unwrap()), [lane, other_lane]);
+        assert_eq!(lanes(probe(&mut connection).await), [lane, other_lane]);
         // Its first event set aside, the lane's oldest that is ready is the second.
         sqlx::query("UPDATE outbox SET held_at = now() WHERE event_id = $1")
             .bind(a[0])
@@ -225,8 +230,8 @@ async fn the_probe_tells_each_lane_with_work_by_its_oldest_event() {
             .unwrap();
         assert_eq!(pending(&db, &[lane], 100, i64::MAX).await, a[1..]);
         drain::mark(&mut connection, &a[1..]).await.unwrap();
-        assert_eq!(lanes(drain::probe(&mut connection).await.unwrap()), [other_lane]);
-        assert!(!drain::is_in_recovery(&mut connection).await.unwrap());
+        assert_eq!(lanes(probe(&mut connection).await), [other_lane]);
+        assert!(!drain::is_read_only(&mut connection).await.unwrap());
     })
     .await;
 }
