@@ -7,11 +7,10 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
-use semel_core::credentials::operator::{self, By, NewCredential, Record};
+use semel_core::credentials::operator::{self, By, CredentialId, NewCredential, Record};
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::schema::{self, ENGINE};
 use serde_json::{Value, json};
-use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::NAME;
@@ -23,49 +22,54 @@ pub(crate) async fn run(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     schema::verify(url, NAME, &[&ENGINE]).await?;
     let pool = database::pool(url, NAME, 1);
-    let said = match &command.action {
+    match &command.action {
         CredentialsAction::Create { client } => {
             let created = operator::create(&pool, client).await?;
-            tell(&created, client.as_str(), 0, 0);
-            token(&created)
+            hand_over(&created)?;
+            tracing::warn!(client = client.as_str(), credential = created.credential_id, CREATED);
         }
         CredentialsAction::Rotate { client, overlap_hours, by } => {
             let overlap = Duration::from_hours(*overlap_hours);
-            let (created, ending) = operator::rotate(&pool, client, overlap, who(by)).await?;
-            tell(&created, client.as_str(), ending, *overlap_hours);
-            token(&created)
+            let (created, others_ending) = operator::rotate(&pool, client, overlap, who(by)).await?;
+            hand_over(&created)?;
+            tracing::warn!(
+                client = client.as_str(),
+                credential = created.credential_id,
+                others_ending,
+                in_hours = overlap_hours,
+                CREATED
+            );
         }
         CredentialsAction::Revoke { credential, by } => {
-            operator::revoke(&pool, credential, who(by)).await?;
-            tracing::warn!(credential, "revoked: it is refused everywhere within half a minute");
-            String::new()
+            // Not read by the command line's parser, which quotes what it refuses.
+            let id: CredentialId = credential.parse()?;
+            operator::revoke(&pool, &id, who(by)).await?;
+            tracing::warn!(credential = %id, "revoked: it is refused everywhere within half a minute");
         }
         CredentialsAction::List { client, json, limit } => {
             let found = operator::list(&pool, client.as_ref(), *limit).await?;
-            if *json { as_json(&found)? } else { as_text(&found)? }
+            say(&if *json { as_json(&found)? } else { as_text(&found)? })?;
         }
-    };
+    }
     pool.close().await;
-    std::io::stdout().write_all(said.as_bytes())?;
     Ok(())
+}
+
+const CREATED: &str = "a credential was created; its token is shown this once and stored nowhere";
+
+/// Writes the token out at once: it is committed, and nobody has it yet.
+fn hand_over(created: &NewCredential) -> std::io::Result<()> {
+    say(&format!("{}\n", created.token.expose_secret()))
+}
+
+fn say(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 fn who(by: &Actor) -> By<'_> {
     By { actor: &by.actor, reason: &by.reason }
-}
-
-fn token(created: &NewCredential) -> String {
-    format!("{}\n", created.token.expose_secret())
-}
-
-fn tell(created: &NewCredential, client: &str, ending: u64, in_hours: u64) {
-    tracing::warn!(
-        client,
-        credential = created.credential_id,
-        others_ending = ending,
-        in_hours,
-        "a credential was created; its token is shown this once and stored nowhere"
-    );
 }
 
 fn as_json(found: &[Record]) -> Result<String, Box<dyn Error + Send + Sync>> {
@@ -82,12 +86,11 @@ fn as_json(found: &[Record]) -> Result<String, Box<dyn Error + Send + Sync>> {
 }
 
 fn as_text(found: &[Record]) -> Result<String, time::error::Format> {
-    let now = OffsetDateTime::now_utc();
     let line = |record: &Record| {
         let standing = match record.revoked_at {
             None => "good".to_owned(),
-            Some(at) if at > now => format!("ends {}", at.format(&Rfc3339)?),
-            Some(at) => format!("revoked {}", at.format(&Rfc3339)?),
+            Some(at) if record.is_revoked => format!("revoked {}", at.format(&Rfc3339)?),
+            Some(at) => format!("ends {}", at.format(&Rfc3339)?),
         };
         let created = record.created_at.format(&Rfc3339)?;
         Ok(format!("{}  {:<24}  made {created}  {standing}\n", record.credential_id, record.client_id))

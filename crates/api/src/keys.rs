@@ -1,7 +1,8 @@
 //! The route that tells how a key stands: for a client that crashed and lost its request, and still has the key.
 //!
 //! It tells the state and the resource, never the stored answer: only the same request gets that. The key is in its header,
-//! as everywhere; one in a URL would end up in logs.
+//! as everywhere; one in a URL would end up in logs. Not found is no proof that nothing was done: the request may still be
+//! on its way.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, State};
@@ -9,7 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use http::HeaderMap;
-use semel_core::idempotency::engine::{self, Operation, Standing};
+use semel_core::idempotency::engine::{self, Found, Operation};
 use semel_core::idempotency::store::{KeyState, KnownKey};
 use semel_core::idempotency::{ClientId, Command, Scope};
 use serde::Serialize;
@@ -77,15 +78,14 @@ async fn tell<O: Operation>(
     location: fn(Uuid) -> String,
 ) -> Result<Response, ApiError> {
     let scope = Scope { client, operation: name(operation), key: key::from_headers(headers)? };
-    let standing =
-        in_time(engine::standing(&api.pool, operation, &scope)).await?.ok_or(ApiError::NotFound)?;
-    Ok(Json(told(scope.operation, standing, location)).into_response())
+    let found = in_time(engine::find(&api.pool, operation, &scope)).await?.ok_or(ApiError::NotFound)?;
+    Ok(Json(told(scope.operation, found, location)).into_response())
 }
 
-fn told(operation: &'static str, standing: Standing, location: fn(Uuid) -> String) -> Told {
-    let (resource_id, request_id, state, status, expires_at) = match standing {
-        Standing::Outlived { resource_id } => (resource_id, None, "expired", None, None),
-        Standing::Known(KnownKey { resource_id, request_id, state, .. }) => {
+fn told(operation: &'static str, found: Found, location: fn(Uuid) -> String) -> Told {
+    let (resource_id, request_id, state, status, expires_at) = match found {
+        Found::Outcome { resource_id } => (resource_id, None, "expired", None, None),
+        Found::Key(KnownKey { resource_id, request_id, state, .. }) => {
             let (state, status, expires_at) = match state {
                 KeyState::InProgress { needs_person: true, .. } => ("needs_attention", None, None),
                 KeyState::InProgress { .. } => ("in_progress", None, None),

@@ -88,7 +88,7 @@ pub(crate) enum CredentialsAction {
     /// End one at once: it is refused everywhere within half a minute. When the last of a client ends, what the client has
     /// under way is not sent to the provider again.
     Revoke {
-        /// The part of its token between the two `_`.
+        /// The part of its token between the two `_`, or the whole token.
         credential: String,
         #[command(flatten)]
         by: Actor,

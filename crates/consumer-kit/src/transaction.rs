@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use semel_core::database::{self, Failure, Lease, failure, sqlstate, within};
+use semel_core::database::{self, Failure, Loan, failure, sqlstate, within};
 use semel_core::inbox::{self, Recorded};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
 use uuid::Uuid;
@@ -59,12 +59,12 @@ pub(crate) async fn take_effect<H: Handler>(
     shared: &Shared<H>,
     event: Event<H::Payload>,
 ) -> Result<Effect, Setback> {
-    let mut lease = Lease::take(&shared.pool).await.map_err(unsettled("get a database connection"))?;
+    let mut loan = Loan::take(&shared.pool).await.map_err(unsettled("get a database connection"))?;
     let attempt = shared.attempts.begin();
-    let result = transact(shared, &mut lease, event).await;
+    let result = transact(shared, &mut loan, event).await;
     drop(attempt);
     if ended_by_an_answer(&result) {
-        lease.give_back();
+        loan.give_back();
     }
     result
 }
@@ -164,13 +164,13 @@ pub(crate) async fn probe(pool: &PgPool, settings: &Settings) -> Result<(), Erro
     let budget = settings.budget.min(PROBE_BUDGET);
     let limit = budget + settings.answer_limit;
     let failed = |attempted| move |source| Error::Database { attempted, source };
-    let mut lease = Lease::take(pool).await.map_err(failed("get a database connection"))?;
-    let begin = lease.begin_with(AssertSqlSafe(begin_statement(budget)));
+    let mut loan = Loan::take(pool).await.map_err(failed("get a database connection"))?;
+    let begin = loan.begin_with(AssertSqlSafe(begin_statement(budget)));
     let mut tx = within(limit, begin).await.map_err(failed("begin a transaction"))?;
     let record = inbox::record_once(&mut tx, &settings.name, Uuid::new_v4());
     within(limit, record).await.map_err(failed("write to the database"))?;
     within(limit, tx.rollback()).await.map_err(failed("roll back a transaction"))?;
-    lease.give_back();
+    loan.give_back();
     Ok(())
 }
 

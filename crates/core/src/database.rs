@@ -16,7 +16,7 @@ use crate::schema::{MigrationSet, SchemaError};
 mod lent;
 
 use lent::timed_out;
-pub use lent::{CALL_LIMIT, Lease, Lent, call, cut_idle, within};
+pub use lent::{CALL_LIMIT, Lent, Loan, call, cut_idle, within};
 
 /// Where the database is, password included; never printed with it.
 #[derive(Clone)]
@@ -86,8 +86,8 @@ pub enum InvalidDatabaseUrl {
     Parameter,
 }
 
-/// What may stand behind the `?`. The library logs any other with its value.
-const PARAMETERS: [&str; 12] = [
+/// What may stand behind the `?`. The library logs what it does not know with its value.
+const PARAMETERS: [&str; 13] = [
     "sslmode",
     "sslrootcert",
     "sslcert",
@@ -98,6 +98,7 @@ const PARAMETERS: [&str; 12] = [
     "dbname",
     "user",
     "password",
+    "application_name",
     "options",
     "statement-cache-capacity",
 ];

@@ -131,6 +131,11 @@ pub trait Work: Send {
 
     /// Looks at the world and does one bounded piece of work.
     fn run_once(&mut self) -> impl Future<Output = Result<Pass, Self::Error>> + Send;
+
+    /// Awaits what passes have begun and left running. [`drive`] does at its end, whatever that was.
+    fn finish(&mut self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
 }
 
 /// How a loop waits between passes.
@@ -171,12 +176,23 @@ impl Heartbeat {
     }
 }
 
-/// Drives `work` until the soft stop; a pass that runs is finished first.
+/// Drives `work` until the soft stop; a pass that runs is finished first, and so is what passes left running.
 ///
 /// # Errors
 ///
 /// The error of a pass whose disposition is to fail. Others are logged here and retried with backoff.
 pub async fn drive<W: Work>(name: &str, work: &mut W, pace: &Pace, life: &Lifecycle) -> Result<(), W::Error> {
+    let driven = pass_after_pass(name, work, pace, life).await;
+    work.finish().await;
+    driven
+}
+
+async fn pass_after_pass<W: Work>(
+    name: &str,
+    work: &mut W,
+    pace: &Pace,
+    life: &Lifecycle,
+) -> Result<(), W::Error> {
     let mut idle = Backoff::new(pace.shortest, pace.longest).steady();
     let mut failing = Backoff::for_service();
     while !life.is_stopping() {

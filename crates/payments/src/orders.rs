@@ -283,9 +283,7 @@ pub async fn list(
         };
         (Cursor { created_at: row.created_at, id: row.order_id }, order)
     });
-    let mut entries = entries.collect();
-    let next = page.cut(&mut entries);
-    Ok((entries.into_iter().map(|(_, order)| order).collect(), next))
+    Ok(page.cut(entries))
 }
 
 #[cfg(test)]

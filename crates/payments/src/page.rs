@@ -43,14 +43,17 @@ impl Page {
         i64::from(self.limit.clamp(1, MAX_LIMIT)) + 1
     }
 
-    /// Takes the entry away that only shows that there is another page, and returns the last entry's place then.
-    pub(crate) fn cut<T>(&self, entries: &mut Vec<(Cursor, T)>) -> Option<Cursor> {
+    /// Returns the entries of the page without the one that only shows that there is another page, and then the last one's
+    /// place.
+    pub(crate) fn cut<T>(&self, read: impl Iterator<Item = (Cursor, T)>) -> (Vec<T>, Option<Cursor>) {
         let limit = usize::try_from(self.rows() - 1).unwrap_or(usize::MAX);
+        let (mut places, mut entries): (Vec<Cursor>, Vec<T>) = read.unzip();
         if entries.len() <= limit {
-            return None;
+            return (entries, None);
         }
         entries.truncate(limit);
-        entries.last().map(|(cursor, _)| *cursor)
+        places.truncate(limit);
+        (entries, places.pop())
     }
 }
 
@@ -97,6 +100,6 @@ mod tests {
         {
             assert!(other.parse::<Cursor>().is_err(), "{other}");
         }
-        assert!(upper == text || upper.parse::<Cursor>().is_err());
+        assert!(upper.parse::<Cursor>().is_err(), "{upper}");
     }
 }

@@ -196,9 +196,7 @@ pub async fn list(
         };
         (Cursor { created_at: row.created_at, id: row.payment_id }, payment)
     });
-    let mut entries = entries.collect();
-    let next = page.cut(&mut entries);
-    Ok((entries.into_iter().map(|(_, payment)| payment).collect(), next))
+    Ok(page.cut(entries))
 }
 
 #[cfg(test)]

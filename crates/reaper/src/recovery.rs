@@ -5,7 +5,8 @@
 //!
 //! How: keys whose lease is dead are taken over, of each client the oldest first, and driven on from their recovery point
 //! by the operation itself, some at a time. What is taken over is begun at once, so that no lease ends while it waits
-//! here; what a slow provider draws out takes a place, and keeps no other place from being filled again. Keys of operations that are not driven here are left alone.
+//! here; what a slow provider draws out takes a place, and keeps no other place from being filled again. Keys of operations
+//! that are not driven here are left alone.
 //!
 //! In a crash, or when a stop cuts it off, the leases end, and another pass, another reaper or the client's retry goes on.
 
@@ -27,11 +28,12 @@ use tracing::Instrument as _;
 
 /// How many payments are driven at a time.
 const AT_A_TIME: usize = 16;
-/// How many places are free before more is taken over.
+/// How many places are free before more is taken over while others are being freed.
 const REFILL: usize = 8;
 /// Most payments of one pass.
 const BATCH: usize = 64;
-/// How long a pass waits for those that it drives. What takes longer goes on beside the next pass.
+/// How long a pass waits for those that it drives. What takes longer goes on beside the next one, and is finished at the
+/// stop.
 const PASS: Duration = Duration::from_secs(5);
 /// How long it waits for one of them before it looks for more: others may have come due meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -44,6 +46,7 @@ pub struct Recovery<P> {
     retention: Duration,
     operations: Vec<String>,
     driven: JoinSet<()>,
+    pass: Duration,
 }
 
 impl<P: Provider> Recovery<P> {
@@ -56,7 +59,15 @@ impl<P: Provider> Recovery<P> {
             retention,
             operations: vec![CreatePayment::OPERATION.to_owned()],
             driven: JoinSet::new(),
+            pass: PASS,
         }
+    }
+
+    /// Replaces how long a pass waits for those that it drives.
+    #[must_use]
+    pub fn with_pass(mut self, pass: Duration) -> Self {
+        self.pass = pass;
+        self
     }
 
     async fn take_over(&self, limit: usize) -> Result<Vec<StuckKey>, sqlx::Error> {
@@ -88,13 +99,21 @@ impl<P: Provider> Recovery<P> {
 impl<P: Provider> Work for Recovery<P> {
     type Error = sqlx::Error;
 
+    async fn finish(&mut self) {
+        // A panic was told where it happened; its key waits for its lease to end.
+        while self.driven.join_next().await.is_some() {}
+    }
+
     async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
         let began = Instant::now();
         let (mut found, mut more) = (0, true);
         let mut failed = None;
+        // At the beginning, and when nothing has been freed for a while, any place is worth a look.
+        let mut enough = 1;
         loop {
+            while self.driven.try_join_next().is_some() {}
             let free = AT_A_TIME - self.driven.len();
-            if more && free >= REFILL {
+            if more && free >= enough && found < BATCH {
                 let limit = free.min(BATCH - found);
                 match self.take_over(limit).await {
                     Ok(stuck) => {
@@ -108,14 +127,14 @@ impl<P: Provider> Work for Recovery<P> {
                     Err(error) => (more, failed) = (false, Some(error)),
                 }
             }
-            if began.elapsed() >= PASS {
+            if began.elapsed() >= self.pass {
                 break;
             }
             match tokio::time::timeout(LOOK_AGAIN, self.driven.join_next()).await {
                 Ok(None) => break,
                 // A panic was told where it happened; its key waits for its lease to end.
-                Ok(Some(_)) => {}
-                Err(_) => more = found < BATCH && failed.is_none(),
+                Ok(Some(_)) => enough = REFILL,
+                Err(_) => (more, enough) = (failed.is_none(), 1),
             }
         }
         match failed {

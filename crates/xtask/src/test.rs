@@ -98,7 +98,7 @@ mod tests {
         command
             .args(["-c", "echo 'test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured'; exit 101"]);
         let (totals, code) = stream(&mut command, &mut out).unwrap();
-        assert_eq!(totals, Totals { passed: 3, failed: 1, skipped: 2, said: 0 });
+        assert_eq!(totals, Totals { passed: 3, failed: 1, skipped: 2, told: 0 });
         assert_eq!(code, ExitCode::from(101));
         assert!(out.starts_with(b"test result: FAILED."));
     }

@@ -52,7 +52,10 @@ async fn a_wrong_database_password_is_a_clear_exit_that_does_not_show_it() -> Re
     let services = Services::from_env()?;
     let place = Place::make(&services).await?;
     if services.postgres.private().is_none() {
-        return Ok(skip("a_wrong_database_password", "a given server may let anybody in")?);
+        return Ok(skip(
+            "a_wrong_database_password_is_a_clear_exit_that_does_not_show_it",
+            "a given server may let anybody in",
+        )?);
     }
     for program in DAEMONS {
         let url = database_of(&place, program).url_as(semel_tests::services::ROLE, "wr0ng-secret");
@@ -297,7 +300,10 @@ async fn a_broker_user_without_permission_is_told_and_waited_for() -> Result<()>
     let services = Services::from_env()?;
     let place = Place::make(&services).await?;
     let Some(management) = services.rabbitmq.management().filter(|_| services.are_private()) else {
-        return Ok(skip("a_broker_user_without_permission", "makes users in private services alone")?);
+        return Ok(skip(
+            "a_broker_user_without_permission_is_told_and_waited_for",
+            "makes users in private services alone",
+        )?);
     };
     let user = semel_tests::net::unique_name("nobody");
     management.create_user(&user, "secret").await?;

@@ -51,6 +51,7 @@ async fn a_connection_is_kept_between_requests_for_longer_than_a_head_may_take()
             tokio::time::timeout(Duration::from_secs(8), closed).await.is_err(),
             "closed under the client"
         );
+        assert!(received.starts_with(b"HTTP/1.1 404"), "{}", String::from_utf8_lossy(&received));
         stream.write_all(&server.get("/v1/nothing").bytes()).await.unwrap();
         read_answer(stream).await.unwrap().expect_problem(404, "not-found");
     })

@@ -5,6 +5,8 @@
 //! credentials it calls with, so that a retry with the new one replays what was done with the old. Replacing and revoking
 //! leave a row in `operator_actions`, in the same transaction.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
@@ -35,15 +37,13 @@ pub enum CredentialError {
     #[error("there is no client {0}: `credentials create` makes one")]
     UnknownClient(ClientId),
     /// There is no such credential.
-    #[error(
-        "there is no credential {0}: `credentials list` names them; it is the part of a token between the two `_`"
-    )]
-    Unknown(String),
+    #[error("there is no credential {0}: `credentials list` names them")]
+    Unknown(CredentialId),
     /// It is revoked already.
     #[error("credential {credential_id} was revoked at {at}")]
     Revoked {
         /// The credential.
-        credential_id: String,
+        credential_id: CredentialId,
         /// From when on it is refused.
         at: OffsetDateTime,
     },
@@ -57,6 +57,32 @@ pub enum CredentialError {
         /// Why.
         source: sqlx::Error,
     },
+}
+
+/// The public part of a token.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CredentialId(String);
+
+/// Text that names no credential. It is not quoted: it may hold a secret.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a credential is named by the 16 hexadecimal digits between the two `_` of its token")]
+pub struct InvalidCredentialId;
+
+impl FromStr for CredentialId {
+    type Err = InvalidCredentialId;
+
+    /// Reads the id, also out of a whole token, as somebody has it who found one where it should not be.
+    fn from_str(text: &str) -> Result<Self, InvalidCredentialId> {
+        let id = super::split(text).map_or(text, |(id, _)| id);
+        let is_id = id.len() == 16 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        if is_id { Ok(Self(id.to_owned())) } else { Err(InvalidCredentialId) }
+    }
+}
+
+impl fmt::Display for CredentialId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 /// Who does something, and why.
@@ -79,6 +105,8 @@ pub struct Record {
     pub created_at: OffsetDateTime,
     /// From when on it is refused; may lie ahead.
     pub revoked_at: Option<OffsetDateTime>,
+    /// Whether it is refused.
+    pub is_revoked: bool,
 }
 
 /// Creates a credential for a client, and the client where it is new.
@@ -177,14 +205,14 @@ async fn replace(
 /// # Errors
 ///
 /// When there is no such credential, it is revoked already, or the database fails.
-pub async fn revoke(pool: &PgPool, credential_id: &str, by: By<'_>) -> Result<(), CredentialError> {
-    let failed = |source| failed("revoking", credential_id)(source);
+pub async fn revoke(pool: &PgPool, id: &CredentialId, by: By<'_>) -> Result<(), CredentialError> {
+    let failed = |source| failed("revoking", &id.0)(source);
     let mut connection = Lent::from(pool).await.map_err(failed)?;
     let before =
-        connection.call(async |connection| end(connection, credential_id, by).await).await.map_err(failed)?;
+        connection.call(async |connection| end(connection, &id.0, by).await).await.map_err(failed)?;
     match before {
-        None => Err(CredentialError::Unknown(credential_id.to_owned())),
-        Some(Some(at)) => Err(CredentialError::Revoked { credential_id: credential_id.to_owned(), at }),
+        None => Err(CredentialError::Unknown(id.clone())),
+        Some(Some(at)) => Err(CredentialError::Revoked { credential_id: id.clone(), at }),
         Some(None) => Ok(()),
     }
 }
@@ -236,10 +264,12 @@ pub async fn list(
     database::call(pool, async |connection| {
         sqlx::query_as!(
             Record,
-            "-- credentials_list
-            SELECT credential_id, client_id, created_at, revoked_at FROM api_credentials
+            r#"-- credentials_list
+            SELECT credential_id, client_id, created_at, revoked_at,
+                   COALESCE(revoked_at <= clock_timestamp(), FALSE) AS "is_revoked!"
+            FROM api_credentials
             WHERE $1::TEXT IS NULL OR client_id = $1
-            ORDER BY client_id, created_at, credential_id LIMIT $2",
+            ORDER BY client_id, created_at, credential_id LIMIT $2"#,
             whose,
             i64::from(limit)
         )

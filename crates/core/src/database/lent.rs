@@ -4,8 +4,8 @@
 //! and the connection of a call that ran into it is cut.
 //!
 //! A pool pings what it takes back, without a limit: one that fell silent just then would keep its place in the pool for
-//! ever, and a few of them would be the whole pool. So a connection is given back here, with a limit, and only when an
-//! answer of the server has ended its last call. In every other case, its owner being dropped included, it is closed.
+//! ever, and a few of them would be the whole pool. So a connection is given back here, with a limit, and never one whose
+//! last call was dropped or ran into its limit: that is closed.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -15,8 +15,9 @@ use sqlx::{PgConnection, PgPool, Postgres};
 
 use super::is_read_only;
 
-/// How long a call may take before its connection is given up: longer than the server lets any statement run, so that only
-/// a connection that is dead without knowing it comes to this.
+/// How long a call may take before its connection is given up: longer than the server lets a statement run, so that a call
+/// of one statement comes to this only on a connection that is dead without knowing it. One of several may also be slow;
+/// what became of it is not known then.
 pub const CALL_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long a connection may take to show that it is sound when it is given back.
@@ -25,7 +26,7 @@ const PING_LIMIT: Duration = Duration::from_secs(5);
 /// Awaits a call at most for `limit`; then it fails as one whose connection was lost.
 ///
 /// The connection must not be used again after that, nor go back to its pool, which would wait for it: drop a
-/// [`PgConnection`] or a [`Lease`]. [`Lent`] does.
+/// [`PgConnection`] or a [`Loan`]. [`Lent`] does.
 ///
 /// # Errors
 ///
@@ -43,9 +44,9 @@ pub(super) fn timed_out() -> sqlx::Error {
 
 /// A connection of a pool, for as long as one transaction takes. It is closed when it is dropped.
 #[derive(Debug)]
-pub struct Lease(PoolConnection<Postgres>);
+pub struct Loan(PoolConnection<Postgres>);
 
-impl Lease {
+impl Loan {
     /// Takes a connection from the pool.
     ///
     /// # Errors
@@ -69,7 +70,7 @@ impl Lease {
     }
 }
 
-impl Deref for Lease {
+impl Deref for Loan {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -77,7 +78,7 @@ impl Deref for Lease {
     }
 }
 
-impl DerefMut for Lease {
+impl DerefMut for Loan {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.0
     }
@@ -87,7 +88,7 @@ impl DerefMut for Lease {
 /// is dropped.
 #[derive(Debug)]
 pub struct Lent {
-    connection: Option<Lease>,
+    connection: Option<Loan>,
 }
 
 impl Lent {
@@ -97,7 +98,7 @@ impl Lent {
     ///
     /// When none is free, or none can be made, in time.
     pub async fn from(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        Ok(Self { connection: Some(Lease::take(pool).await?) })
+        Ok(Self { connection: Some(Loan::take(pool).await?) })
     }
 
     /// Makes a call.
@@ -108,7 +109,7 @@ impl Lent {
     ///
     /// # Cancel safety
     ///
-    /// A call that is dropped half-way closes the connection, which rolls back.
+    /// A call that is dropped half-way closes the connection. What the server had of it by then may still commit.
     pub async fn call<T>(
         &mut self,
         call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error>,

@@ -203,38 +203,39 @@ pub async fn run<O: Operation>(
 
 /// What is known of the execution under a key, for its owner to ask about without the request.
 #[derive(Clone, Debug)]
-pub enum Standing {
-    /// The key is there.
-    Known(KnownKey),
+pub enum Found {
+    /// The key.
+    Key(KnownKey),
     /// The key is gone, and what it made is not.
-    Outlived {
+    Outcome {
         /// What it made.
         resource_id: Uuid,
     },
 }
 
-/// Tells how a key stands; none when nothing was ever executed under it.
+/// Tells what is known of a key; none when nothing is committed under it. That is no proof that nothing will be: a request
+/// may still be on its way.
 ///
 /// # Errors
 ///
 /// When the database fails.
-pub async fn standing<O: Operation>(
+pub async fn find<O: Operation>(
     pool: &PgPool,
     operation: &O,
     scope: &Scope,
-) -> Result<Option<Standing>, sqlx::Error> {
+) -> Result<Option<Found>, sqlx::Error> {
     let mut connection = Lent::from(pool).await?;
     let look_up = async |connection: &mut Lent| {
         let known = connection.call(async |c| store::look_up(c, scope).await).await?;
-        Ok::<_, sqlx::Error>(known.map(Standing::Known))
+        Ok::<_, sqlx::Error>(known.map(Found::Key))
     };
     if let Some(known) = look_up(&mut connection).await? {
         return Ok(Some(known));
     }
-    let outlived = connection.call(async |c| operation.earlier_outcome(c, scope).await).await?;
-    let Some(resource_id) = outlived else { return Ok(None) };
+    let outcome = connection.call(async |c| operation.earlier_outcome(c, scope).await).await?;
+    let Some(resource_id) = outcome else { return Ok(None) };
     // It may have been executed since the first look.
-    Ok(Some(look_up(&mut connection).await?.unwrap_or(Standing::Outlived { resource_id })))
+    Ok(Some(look_up(&mut connection).await?.unwrap_or(Found::Outcome { resource_id })))
 }
 
 fn outcome(answer: &Answer) -> Option<KeyOutcome> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
-use semel_core::credentials::operator::{By, CredentialError, create, list, revoke, rotate};
+use semel_core::credentials::operator::{By, CredentialError, CredentialId, create, list, revoke, rotate};
 use semel_core::credentials::{Authenticator, is_shut_out};
 use semel_core::idempotency::ClientId;
 
@@ -101,7 +101,9 @@ async fn a_revoked_credential_is_refused_and_the_deed_told() {
         let acme: ClientId = "acme".parse().unwrap();
         let credential = create(&db.pool, &acme).await.unwrap();
         let (other, _) = rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
-        revoke(&db.pool, &credential.credential_id, BY).await.unwrap();
+        let id = credential.token.expose_secret().parse().unwrap();
+        assert_eq!(id, credential.credential_id.parse().unwrap(), "a whole token names it, too");
+        revoke(&db.pool, &id, BY).await.unwrap();
         let authenticator = Authenticator::new(db.pool.clone());
         assert_eq!(authenticator.authenticate(credential.token.expose_secret()).await.unwrap(), None);
         assert!(!is_shut_out(&db.pool, &acme).await.unwrap());
@@ -109,13 +111,13 @@ async fn a_revoked_credential_is_refused_and_the_deed_told() {
         rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
         assert!(!is_shut_out(&db.pool, &acme).await.unwrap());
 
-        let error = revoke(&db.pool, &credential.credential_id, BY).await.unwrap_err();
+        let error = revoke(&db.pool, &id, BY).await.unwrap_err();
         assert!(matches!(error, CredentialError::Revoked { .. }), "{error}");
-        let error = revoke(&db.pool, "no-such-credential", BY).await.unwrap_err();
+        let error = revoke(&db.pool, &"0123456789abcdef".parse().unwrap(), BY).await.unwrap_err();
         assert!(matches!(error, CredentialError::Unknown(_)), "{error}");
         for left in list(&db.pool, Some(&acme), 10).await.unwrap() {
             if left.credential_id != credential.credential_id {
-                revoke(&db.pool, &left.credential_id, BY).await.unwrap();
+                revoke(&db.pool, &left.credential_id.parse().unwrap(), BY).await.unwrap();
             }
         }
         assert!(is_shut_out(&db.pool, &acme).await.unwrap());
@@ -144,4 +146,13 @@ async fn lists_those_of_a_client_or_all() {
         assert_eq!(clients(Some("nobody"), 10).await, [""; 0]);
     })
     .await;
+}
+
+#[test]
+fn what_names_no_credential_is_refused_without_being_quoted() {
+    let secret = "f".repeat(64);
+    for text in ["", "0123", "0123456789ABCDEF", &format!("sml_0123456789abcde_{secret}"), &secret] {
+        let error = text.parse::<CredentialId>().unwrap_err().to_string();
+        assert!(text.is_empty() || !error.contains(text), "{error}");
+    }
 }

@@ -30,8 +30,9 @@ use crate::provider::{Answer, DEADLINE, Dedup, Fencing, LookUp, Provider, Stored
 
 /// What is kept clear of a provider's horizon, beside its deadline.
 pub const MARGIN: Duration = Duration::from_mins(1);
-/// How long after the first send a provider that answers, and tells nothing, is asked before a person is.
-const GIVE_UP: Duration = Duration::from_hours(24);
+/// A person is asked after so long since the first send, and so many acquisitions: hours of asking, with the waits between
+/// them, so that a reaper which was away for a day does not give up at its first question.
+const GIVE_UP: (Duration, u32) = (Duration::from_hours(24), 1000);
 /// The longest wait before a payment is looked at again.
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
 
@@ -175,12 +176,18 @@ impl<P: Provider> Drive<'_, P> {
             (Some(verdict), _) => self.settle(&verdict, Witness::Get).await,
             // Under way, or away: that ends by itself.
             (None, Answer::InProgress | Answer::NotExecuted { .. }) => self.wait(&answer).await,
-            (None, _) if self.held.since_first_sent >= GIVE_UP => {
-                self.leave(&format!("the provider has been asked for a day, and tells nothing: {answer:?}"))
+            // One that is spared has stopped answering, for all payments.
+            (None, _) if self.is_hopeless() && self.operation.provider.is_open() => {
+                self.leave(&format!("the provider was asked for a day, and has told nothing: {answer:?}"))
                     .await
             }
             (None, _) => self.wait(&answer).await,
         }
+    }
+
+    fn is_hopeless(&self) -> bool {
+        let (age, attempts) = GIVE_UP;
+        self.held.since_first_sent >= age && self.held.attempts >= attempts
     }
 
     async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {

@@ -10,6 +10,8 @@ use semel_payments::provider::{
     Answer, Dedup, Fencing, Listed, ListedCharge, LookUp, Promises, Provider, StoredCharge,
 };
 
+use tokio::sync::Notify;
+
 /// How many charges a page of the list has.
 const PAGE: usize = 3;
 
@@ -20,6 +22,7 @@ pub(crate) struct Desk {
     caller: &'static str,
     promises: Promises,
     book: Arc<Mutex<Book>>,
+    spoke: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -31,7 +34,7 @@ pub(crate) struct Book {
     pub(crate) instead: HashMap<String, Answer>,
     /// Keys whose calls panic.
     pub(crate) cursed: HashSet<String>,
-    /// Keys whose charges are never answered.
+    /// Keys whose charges are not answered until [`Desk::speak`].
     pub(crate) silent: HashSet<String>,
     /// Keys of which nothing can be told, and which cannot be fenced.
     pub(crate) unclear: HashSet<String>,
@@ -44,13 +47,19 @@ pub(crate) struct Book {
 impl Desk {
     pub(crate) fn new() -> Self {
         let promises = Promises { dedup: Dedup::ForEver, look_up: LookUp::ByKey, fence: Fencing::Cancel };
-        Self { caller: "", promises, book: Arc::default() }
+        Self { caller: "", promises, book: Arc::default(), spoke: Arc::default() }
     }
 
     /// One that can only charge, and forgets whom.
     pub(crate) fn primitive() -> Self {
         let promises = Promises { dedup: Dedup::None, look_up: LookUp::None, fence: Fencing::None };
         Self { promises, ..Self::new() }
+    }
+
+    /// Answers what it was silent about.
+    pub(crate) fn speak(&self) {
+        self.book().silent.clear();
+        self.spoke.notify_one();
     }
 
     pub(crate) fn for_caller(&self, caller: &'static str) -> Self {
@@ -115,9 +124,6 @@ impl Provider for Desk {
     async fn charge(&self, charge: &StoredCharge, _not_after: SystemTime) -> Answer {
         // Others get a turn, as they do while a real provider is awaited.
         tokio::task::yield_now().await;
-        if self.book().silent.contains(&charge.key) {
-            std::future::pending::<()>().await;
-        }
         {
             let book = self.enter("charge", &charge.key);
             if let Some(answer) = book.instead.get(&charge.key) {
@@ -129,6 +135,9 @@ impl Provider for Desk {
             if let Some(answer) = book.succeeded(&charge.key) {
                 return answer;
             }
+        }
+        while self.book().silent.contains(&charge.key) {
+            self.spoke.notified().await;
         }
         Answer::Succeeded { reference: self.charge_under(&charge.key) }
     }

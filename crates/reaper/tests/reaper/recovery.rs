@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use semel_core::credentials;
-use semel_core::lifecycle::{Pass, Work as _};
+use semel_core::lifecycle::{Lifecycle, Pace, Pass, Work as _, drive};
 use semel_payments::provider::Answer;
 use semel_reaper::recovery::Recovery;
 use tokio::time::Instant;
@@ -13,7 +13,8 @@ use crate::database::{Database, RETENTION, Stuck, outcome, with_database};
 use crate::provider::Desk;
 
 fn recovery(db: &Database, provider: &Desk) -> Recovery<Desk> {
-    Recovery::new(db.pool.clone(), provider.operation(), RETENTION)
+    // Long enough for what a test has a pass do, however slow the machine.
+    Recovery::new(db.pool.clone(), provider.operation(), RETENTION).with_pass(Duration::from_mins(1))
 }
 
 async fn settled(db: &Database, key: &str, status: &str, code: i16, event: &str) {
@@ -156,9 +157,14 @@ async fn what_nobody_can_find_out_waits_for_a_person_and_is_left_alone() {
 async fn what_the_provider_tells_nothing_of_for_a_day_waits_for_a_person() {
     with_database(async |db: Database| {
         Stuck::OLD.plant(&db, 1).await;
-        Stuck { client: "later", sent_ago: Duration::from_hours(25), ..Stuck::OLD }.plant(&db, 1).await;
+        for client in ["early", "later"] {
+            Stuck { client, sent_ago: Duration::from_hours(25), ..Stuck::OLD }.plant(&db, 1).await;
+        }
+        // The other one of a day ago has hardly been asked about: its reaper was away.
+        db.execute("UPDATE idempotency_keys SET attempts = 1000 WHERE provider_key IN ('acme-0', 'later-0')")
+            .await;
         let provider = Desk::new();
-        for key in ["acme-0", "later-0"] {
+        for key in ["acme-0", "early-0", "later-0"] {
             provider.book().unclear.insert(key.to_owned());
         }
         assert_eq!(recovery(&db, &provider).run_once().await.unwrap(), Pass::Worked);
@@ -166,7 +172,7 @@ async fn what_the_provider_tells_nothing_of_for_a_day_waits_for_a_person() {
             db.texts("SELECT provider_key FROM idempotency_keys WHERE needs_person_at IS NOT NULL").await,
             ["later-0"]
         );
-        assert_eq!(provider.called("cancel").len(), 2);
+        assert_eq!(provider.called("cancel").len(), 3);
         assert_eq!(outcome(&db, "acme-0").await.0, "processing");
     })
     .await;
@@ -229,20 +235,63 @@ async fn what_goes_wrong_with_one_stays_with_it() {
 }
 
 #[tokio::test]
-async fn one_that_the_provider_is_silent_about_keeps_no_other_waiting() {
+async fn what_the_provider_is_silent_about_keeps_nothing_that_comes_due_waiting() {
     with_database(async |db: Database| {
-        Stuck::YOUNG.plant(&db, 2).await;
-        db.execute(
-            "UPDATE idempotency_keys SET lease_until = now() + INTERVAL '2 s' WHERE provider_key = 'acme-1'",
-        )
-        .await;
+        Stuck::YOUNG.plant(&db, 10).await;
+        let lease =
+            "UPDATE idempotency_keys SET lease_until = now() + INTERVAL '1 h' WHERE provider_key = 'acme-9'";
+        db.execute(lease).await;
+        let provider = Desk::new();
+        provider.book().silent.extend((0..9).map(|n| format!("acme-{n}")));
+        let mut recovery = Recovery::new(db.pool.clone(), provider.operation(), RETENTION);
+        let comes_due = async {
+            while provider.called("charge").len() < 9 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            db.execute("UPDATE idempotency_keys SET lease_until = now() WHERE provider_key = 'acme-9'").await;
+        };
+        let passes = async {
+            while outcome(&db, "acme-9").await.0 == "processing" {
+                recovery.run_once().await.unwrap();
+            }
+        };
+        let both = async { tokio::join!(comes_due, passes) };
+        assert!(
+            tokio::time::timeout(Duration::from_secs(25), both).await.is_ok(),
+            "waited for acme-9 in vain"
+        );
+        settled(&db, "acme-9", "succeeded", 201, "PaymentCreated").await;
+        // Their leases last for longer: nobody has taken them over from themselves.
+        assert_eq!(db.count("SELECT count(*) FROM idempotency_keys WHERE attempts > 2").await, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_a_pass_left_running_is_finished_at_the_stop() {
+    with_database(async |db: Database| {
+        Stuck::YOUNG.plant(&db, 1).await;
         let provider = Desk::new();
         provider.book().silent.insert("acme-0".to_owned());
-        let mut recovery = recovery(&db, &provider);
-        let pass = tokio::time::timeout(Duration::from_secs(20), recovery.run_once()).await;
-        assert_eq!(pass.expect("a pass ends").unwrap(), Pass::Worked);
-        settled(&db, "acme-1", "succeeded", 201, "PaymentCreated").await;
-        assert_eq!(db.count("SELECT count(*) FROM idempotency_keys WHERE attempts > 2").await, 0);
+        let mut recovery =
+            Recovery::new(db.pool.clone(), provider.operation(), RETENTION).with_pass(Duration::ZERO);
+        let life = Lifecycle::new();
+        let pace = Pace {
+            shortest: Duration::from_millis(1),
+            longest: Duration::from_millis(1),
+            wake: None,
+            heartbeat: None,
+        };
+        let stop = async {
+            while provider.called("charge").is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            life.stop();
+            provider.speak();
+        };
+        let (driven, ()) = tokio::join!(drive("recovery", &mut recovery, &pace, &life), stop);
+        driven.unwrap();
+        settled(&db, "acme-0", "succeeded", 201, "PaymentCreated").await;
     })
     .await;
 }

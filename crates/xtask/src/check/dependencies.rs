@@ -231,9 +231,9 @@ mod tests {
     }
 
     /// The manifests and sources of this workspace, in a folder that goes with the value.
-    struct Copy(Workspace);
+    struct WorkspaceCopy(Workspace);
 
-    impl Copy {
+    impl WorkspaceCopy {
         fn make() -> Self {
             let ours = Workspace::locate().unwrap();
             let root = std::env::temp_dir().join(format!("semel-dependency-rules-{}", std::process::id()));
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    impl Drop for Copy {
+    impl Drop for WorkspaceCopy {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0.root);
         }
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_forbidden_dependency_in_a_manifest_is_found() {
-        let copy = Copy::make();
+        let copy = WorkspaceCopy::make();
         assert_eq!(faults(&copy.0).unwrap(), [""; 0]);
         copy.depend("core", "lapin");
         let found = faults(&copy.0).unwrap();

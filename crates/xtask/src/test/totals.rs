@@ -12,7 +12,7 @@ pub(crate) struct Totals {
     /// Marked as ignored, and so not run; or ended by saying that the services at hand do not allow it.
     pub(crate) skipped: u64,
     /// How many of these are among the passed ones.
-    pub(crate) said: u64,
+    pub(crate) told: u64,
 }
 
 /// How the line of a test begins that does not run with the services at hand. The test program counts it as passed.
@@ -24,7 +24,7 @@ impl Totals {
     pub(crate) fn add(&mut self, line: &str) {
         if line.starts_with(SKIPPED) {
             self.skipped += 1;
-            self.said += 1;
+            self.told += 1;
         }
         let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
@@ -45,7 +45,7 @@ impl Totals {
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} passed, {} failed", self.passed.saturating_sub(self.said), self.failed)?;
+        write!(f, "{} passed, {} failed", self.passed.saturating_sub(self.told), self.failed)?;
         if self.skipped > 0 {
             write!(f, ", {} skipped", self.skipped)?;
         }
@@ -70,6 +70,13 @@ mod tests {
             totals.add(line);
         }
         assert_eq!(totals.to_string(), "14 passed, 2 failed, 2 skipped");
+    }
+
+    #[test]
+    fn knows_a_skipped_test_by_what_the_tests_say() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/src/skip.rs");
+        let source = std::fs::read_to_string(path).unwrap();
+        assert!(source.contains(&format!("pub const SKIPPED: &str = {SKIPPED:?};")), "{source}");
     }
 
     #[test]
