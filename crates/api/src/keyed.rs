@@ -59,12 +59,16 @@ where
     O: Operation + 'static,
 {
     let resource_id = operation.resource_id(&scope);
-    let (pool, retention) = (api.pool.clone(), api.settings.key_retention);
+    let (pool, retention, hints) = (api.pool.clone(), api.settings.key_retention, api.hints.clone());
     let work = async move {
         failpoint!(crate::failpoints::BEFORE_EXECUTE);
         let Arrival { request, place } = arrival;
         let answer = engine::run(&pool, &operation, &scope, &command, &request, retention).await;
         failpoint!(crate::failpoints::AFTER_COMMIT);
+        // Here and not where the answer is sent: this task ends whether or not the client is still there.
+        if matches!(answer, Ok(Answer::Fresh { .. })) {
+            hints.give();
+        }
         drop(place);
         answer
     };

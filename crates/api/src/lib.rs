@@ -32,6 +32,7 @@ use std::time::Duration;
 
 use semel_core::daemon::Daemon;
 use semel_core::database::{self, Unusable};
+use semel_core::outbox::hint::Hints;
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{admin, telemetry};
 use semel_payments::options::ProviderConfig;
@@ -87,7 +88,8 @@ async fn serve_until_stopped(
     pool: &PgPool,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = admin::bind(config.listen, "--listen").await?;
-    let api = Api::new(pool.clone(), config.settings.clone(), daemon.life.clone());
+    let hints = Hints::start(config.database.clone(), "semel-api hints", &daemon.life);
+    let api = Api::new(pool.clone(), config.settings.clone(), daemon.life.clone()).with_hints(hints);
     let api = if let Some(provider) = &config.provider {
         api.with_payments(make_payment(&config.settings, provider)?)
     } else {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use semel_core::credentials::Authenticator;
 use semel_core::derive::Namespace;
 use semel_core::lifecycle::Lifecycle;
+use semel_core::outbox::hint::Hints;
 use semel_payments::orders::PlaceOrder;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::problem::ProblemBase;
@@ -37,6 +38,7 @@ pub struct Api {
     pub(crate) make_payment: Option<MakePayment<GrpcProvider>>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) life: Lifecycle,
+    pub(crate) hints: Hints,
     pub(crate) places: Arc<Semaphore>,
     open: Arc<AtomicBool>,
 }
@@ -52,6 +54,7 @@ impl Api {
             settings: Arc::new(settings),
             places: Arc::new(Semaphore::new(MAX_REQUESTS)),
             open: Arc::new(AtomicBool::new(false)),
+            hints: Hints::default(),
             pool,
             life,
         }
@@ -61,6 +64,13 @@ impl Api {
     #[must_use]
     pub fn with_payments(mut self, make_payment: MakePayment<GrpcProvider>) -> Self {
         self.make_payment = Some(make_payment);
+        self
+    }
+
+    /// Tells relays of what is committed; without this they find it by polling.
+    #[must_use]
+    pub fn with_hints(mut self, hints: Hints) -> Self {
+        self.hints = hints;
         self
     }
 

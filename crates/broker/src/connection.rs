@@ -15,10 +15,13 @@ use lapin::{Channel, ConnectionProperties};
 
 use crate::error::{Error, within};
 use crate::socket::OwnedSocket;
-use crate::url::BrokerUrl;
+use crate::url::{Address, BrokerUrl};
 
-/// How long opening a connection may take as a whole.
+/// How long opening a connection to one address may take as a whole.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// The same where there are others to try.
+const CONNECT_LIMIT_OF_SEVERAL: Duration = Duration::from_secs(5);
 
 /// How long the broker may take to answer one request on an open connection.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -36,22 +39,37 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects; `name` is what the management UI shows.
+    /// Connects; `name` is what the management UI shows. Several addresses are tried in turn, beginning with any of them.
     ///
     /// # Errors
     ///
     /// [`Error::Login`] and [`Error::VirtualHost`] need a person; [`Error::Connect`] and
-    /// [`Error::TimedOut`] can be retried.
+    /// [`Error::TimedOut`] can be retried. [`Error::NoAddress`] names what became of each of several addresses.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future cuts the socket.
     pub async fn open(url: &BrokerUrl, name: &str) -> Result<Self, Error> {
-        Self::open_within(CONNECT_LIMIT, url, name).await
+        let addresses = url.addresses();
+        let limit = if addresses.len() > 1 { CONNECT_LIMIT_OF_SEVERAL } else { CONNECT_LIMIT };
+        let first = fastrand::usize(0..addresses.len());
+        let mut refused = Vec::new();
+        for address in addresses.iter().cycle().skip(first).take(addresses.len()) {
+            match Self::open_within(limit, address, url.authorities(), name).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => refused.push(error),
+            }
+        }
+        Err(Error::no_address(refused))
     }
 
-    async fn open_within(limit: Duration, url: &BrokerUrl, name: &str) -> Result<Self, Error> {
-        let target = url.to_string();
+    async fn open_within(
+        limit: Duration,
+        address: &Address,
+        authorities: Option<&str>,
+        name: &str,
+    ) -> Result<Self, Error> {
+        let target = address.to_string();
         let socket = OwnedSocket::default();
         let handle = socket.handle();
         let properties = ConnectionProperties::default().with_connection_name(name.into());
@@ -59,6 +77,7 @@ impl Connection {
 
         // The library calls this on its own thread, which outlives a dropped future: it needs a limit of its own.
         let reactor = runtime.clone();
+        let trusted = OwnedTLSConfig { cert_chain: authorities.map(str::to_owned), ..OwnedTLSConfig::default() };
         let dial = async move |uri: AMQPUri, _| {
             silence_this_thread();
             let dialed = tokio::time::timeout(limit, async {
@@ -70,7 +89,7 @@ impl Connection {
                 match uri.scheme {
                     AMQPScheme::AMQP => Ok(stream),
                     AMQPScheme::AMQPS => {
-                        stream.into_tls(&uri.authority.host, OwnedTLSConfig::default().as_ref()).await
+                        stream.into_tls(&uri.authority.host, trusted.as_ref()).await
                     }
                 }
             });
@@ -80,7 +99,7 @@ impl Connection {
                 .map_err(lapin::Error::from)
         };
 
-        let handshake = lapin::Connection::connector(url.uri(), runtime, dial, properties);
+        let handshake = lapin::Connection::connector(address.uri(), runtime, dial, properties);
         match tokio::time::timeout(limit, handshake).await {
             Ok(Ok(inner)) => Ok(Self { inner, socket, target }),
             Ok(Err(error)) => Err(Error::connecting(&target, error)),
@@ -166,7 +185,7 @@ mod tests {
     #[tokio::test]
     async fn giving_up_on_a_silent_peer_leaves_neither_socket_nor_thread() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url: BrokerUrl = format!("amqp://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let address: Address = format!("amqp://{}", listener.local_addr().unwrap()).parse().unwrap();
         for attempt in ["times out", "is dropped"] {
             let silent_peer = async {
                 let (mut socket, _) = listener.accept().await.unwrap();
@@ -176,10 +195,10 @@ mod tests {
             };
             let giving_up = async {
                 if attempt == "times out" {
-                    let error = Connection::open_within(Duration::from_millis(200), &url, "test").await;
+                    let error = Connection::open_within(Duration::from_millis(200), &address, None, "test").await;
                     assert!(matches!(error.unwrap_err(), Error::TimedOut { .. }));
                 } else {
-                    let open = Connection::open_within(SOON, &url, "test");
+                    let open = Connection::open_within(SOON, &address, None, "test");
                     assert!(tokio::time::timeout(Duration::from_millis(200), open).await.is_err());
                 }
             };

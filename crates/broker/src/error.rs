@@ -36,6 +36,12 @@ pub enum Error {
         /// What the client library reported.
         source: Cause,
     },
+    /// No connection came about at any of several addresses.
+    #[error("no address of RabbitMQ can be used: {}", told(.refused))]
+    NoAddress {
+        /// What became of each.
+        refused: Vec<Error>,
+    },
     /// An operation on an open connection failed.
     #[error("cannot {attempted}")]
     Failed {
@@ -95,6 +101,9 @@ impl Error {
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         match self {
+            Self::NoAddress { refused } if refused.iter().all(|error| error.disposition() == Disposition::Fatal) => {
+                Disposition::Fatal
+            }
             // Settings that the broker cannot change in place do not change by waiting.
             Self::Login { .. } | Self::VirtualHost { .. } | Self::Mismatch { .. } => Disposition::Fatal,
             _ => Disposition::Retry,
@@ -126,6 +135,11 @@ impl Error {
             }
             _ => Self::Connect { target, source },
         }
+    }
+
+    /// What is told when each address was refused: of a single one, its own error.
+    pub(crate) fn no_address(mut refused: Vec<Self>) -> Self {
+        if refused.len() == 1 { refused.remove(0) } else { Self::NoAddress { refused } }
     }
 
     pub(crate) fn failed(attempted: impl Into<String>, error: lapin::Error) -> Self {
@@ -180,6 +194,15 @@ impl fmt::Debug for Cause {
 
 // The client library's text already contains its own source.
 impl std::error::Error for Cause {}
+
+/// Tells errors with their causes, in one line.
+fn told(errors: &[Error]) -> String {
+    let told = errors.iter().map(|error| match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    });
+    told.collect::<Vec<_>>().join("; ")
+}
 
 /// Runs one exchange with the broker under a deadline.
 pub(crate) async fn within<T>(

@@ -36,4 +36,4 @@ pub use message::{HeaderValue, Message, MessageCopy, Outgoing};
 pub use publisher::{Outcome, Publisher, Wave};
 pub use subscription::{Delivery, Settled, Subscription};
 pub use topology::Topology;
-pub use url::{BrokerUrl, BrokerUrlError};
+pub use url::{BrokerUrl, BrokerUrlError, NoCertificate};

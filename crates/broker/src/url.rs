@@ -1,7 +1,8 @@
-//! Where the broker is and who we are there.
+//! Where the broker is, who we are there, and whom we trust to say that it is it.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use lapin::uri::AMQPUri;
 use secrecy::{ExposeSecret, SecretString};
@@ -10,9 +11,23 @@ use secrecy::{ExposeSecret, SecretString};
 /// (RabbitMQ documentation, "Heartbeats": 5 to 20 seconds are optimal, below 5 gives false positives).
 const HEARTBEAT: u16 = 10;
 
-/// An `amqp://` or `amqps://` URL, held as a secret and shown without its password.
+/// Most addresses of one broker.
+const MAX_ADDRESSES: usize = 16;
+
+/// One or more `amqp://` or `amqps://` URLs of one broker, separated by commas, held as a secret and shown without their
+/// passwords.
+///
+/// They are the members of a cluster: whoever connects tries them in turn.
 #[derive(Clone)]
 pub struct BrokerUrl {
+    addresses: Vec<Address>,
+    /// Certificates of authorities that are trusted beside those of the machine, as PEM.
+    authorities: Option<Arc<str>>,
+}
+
+/// One address of the broker.
+#[derive(Clone)]
+pub(crate) struct Address {
     /// Without the password.
     uri: AMQPUri,
     password: SecretString,
@@ -31,6 +46,34 @@ pub struct BrokerUrlError {
 }
 
 impl BrokerUrl {
+    /// Trusts these authorities, too, to certify an `amqps://` broker: PEM, as in a CA file.
+    ///
+    /// # Errors
+    ///
+    /// When there is no certificate in it.
+    pub fn with_authorities(mut self, pem: &str) -> Result<Self, NoCertificate> {
+        if !pem.contains("-----BEGIN CERTIFICATE-----") {
+            return Err(NoCertificate);
+        }
+        self.authorities = Some(pem.into());
+        Ok(self)
+    }
+
+    pub(crate) fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    pub(crate) fn authorities(&self) -> Option<&str> {
+        self.authorities.as_deref()
+    }
+}
+
+/// A file of authorities that holds none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it holds no certificate in PEM form")]
+pub struct NoCertificate;
+
+impl Address {
     /// What the client library needs, password included.
     pub(crate) fn uri(&self) -> AMQPUri {
         let mut uri = self.uri.clone();
@@ -40,6 +83,34 @@ impl BrokerUrl {
 }
 
 impl FromStr for BrokerUrl {
+    type Err = BrokerUrlError;
+
+    fn from_str(urls: &str) -> Result<Self, BrokerUrlError> {
+        let addresses = split(urls).into_iter().map(str::parse).collect::<Result<Vec<_>, _>>()?;
+        if addresses.len() > MAX_ADDRESSES {
+            return Err(BrokerUrlError { reason: format!("there are more than {MAX_ADDRESSES} addresses") });
+        }
+        Ok(Self { addresses, authorities: None })
+    }
+}
+
+/// Splits a list at the commas before a URL; a user or password may have others.
+fn split(urls: &str) -> Vec<&str> {
+    let (mut parts, mut rest, mut from) = (Vec::new(), urls, 0);
+    while let Some(comma) = rest[from..].find(',').map(|at| from + at) {
+        let next = rest[comma + 1..].trim_start();
+        if next.starts_with("amqp://") || next.starts_with("amqps://") {
+            parts.push(rest[..comma].trim());
+            (rest, from) = (next, 0);
+        } else {
+            from = comma + 1;
+        }
+    }
+    parts.push(rest.trim());
+    parts
+}
+
+impl FromStr for Address {
     type Err = BrokerUrlError;
 
     fn from_str(url: &str) -> Result<Self, BrokerUrlError> {
@@ -57,15 +128,22 @@ impl FromStr for BrokerUrl {
     }
 }
 
-impl fmt::Display for BrokerUrl {
+impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }
 }
 
+impl fmt::Display for BrokerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: Vec<&str> = self.addresses.iter().map(|address| address.shown.as_str()).collect();
+        f.write_str(&shown.join(", "))
+    }
+}
+
 impl fmt::Debug for BrokerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BrokerUrl({})", self.shown)
+        write!(f, "BrokerUrl({self})")
     }
 }
 
@@ -132,7 +210,7 @@ mod tests {
 
     #[test]
     fn heartbeat_is_ten_seconds_unless_given() {
-        let heartbeat = |url: &str| url.parse::<BrokerUrl>().unwrap().uri().query.heartbeat;
+        let heartbeat = |url: &str| url.parse::<Address>().unwrap().uri().query.heartbeat;
         assert_eq!(heartbeat("amqp://localhost"), Some(10));
         assert_eq!(heartbeat("amqp://localhost?heartbeat=5"), Some(5));
         assert_eq!(heartbeat("amqp://localhost/%2f?heartbeat=5&frame_max=9000"), Some(5));
@@ -140,13 +218,32 @@ mod tests {
 
     #[test]
     fn keeps_credentials_and_ipv6_hosts() {
-        let uri = "amqp://a%40b:p%2Fw@[2001:db8::1]:5673/v%2fh".parse::<BrokerUrl>().unwrap().uri();
+        let uri = "amqp://a%40b:p%2Fw@[2001:db8::1]:5673/v%2fh".parse::<Address>().unwrap().uri();
         assert_eq!(uri.authority.userinfo.username, "a@b");
         assert_eq!(uri.authority.userinfo.password, "p/w");
         assert_eq!(uri.authority.host, "2001:db8::1");
         assert_eq!(uri.authority.port, 5673);
         assert_eq!(uri.vhost, "v/h");
         assert_eq!(shown("amqp://u:p@[::1]"), "u@[::1]:5672/");
+    }
+
+    #[test]
+    fn several_addresses_are_shown_without_any_password() {
+        let list = "amqp://u:hunter,2@a/v, amqps://u:hunter2@b:5671/v,amqp://u:hunter2@c";
+        assert_eq!(shown(list), "u@a:5672/v, u@b:5671/v, u@c:5672/");
+        let one = "amqp://u:p@a,amqp:b".parse::<BrokerUrl>();
+        assert!(one.is_err(), "a comma in a host: {one:?}");
+        let error = "amqp://u:hunter2@a,amqp://u:hunter2@".parse::<BrokerUrl>().unwrap_err().to_string();
+        assert!(!error.contains("hunter2"), "{error}");
+        let many = vec!["amqp://u:hunter2@a"; 17].join(",");
+        assert!(many.parse::<BrokerUrl>().unwrap_err().to_string().contains("more than 16"));
+    }
+
+    #[test]
+    fn a_file_without_a_certificate_is_refused() {
+        let url: BrokerUrl = "amqps://mq.example".parse().unwrap();
+        assert_eq!(url.clone().with_authorities("-----BEGIN PRIVATE KEY-----").unwrap_err(), NoCertificate);
+        assert!(url.with_authorities("-----BEGIN CERTIFICATE-----").is_ok());
     }
 
     #[test]

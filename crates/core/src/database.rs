@@ -29,12 +29,14 @@ impl DatabaseUrl {
     fn options(&self, application: &str) -> PgConnectOptions {
         // Parsed once already, in `from_str`.
         let options = PgConnectOptions::from_str(self.url.expose_secret()).unwrap_or_default();
-        options.application_name(application).options(GUARDS)
+        let given = options.get_options().unwrap_or_default().to_owned();
+        let guards = GUARDS.into_iter().filter(|(name, _)| !given.contains(name));
+        options.application_name(application).options(guards)
     }
 }
 
-/// Guards that the server keeps for us, whatever becomes of the client. Behind a pooler that refuses start-up options, set
-/// them on the role.
+/// Guards that the server keeps for us, whatever becomes of the client. One that the URL's `options` name is as they say.
+/// Behind a pooler that refuses start-up options, set them on the role.
 const GUARDS: [(&str, &str); 5] = [
     // Ours are written for it: under a stricter one, a relay's reading would have the snapshot of its locking.
     ("default_transaction_isolation", "read committed"),
@@ -114,7 +116,20 @@ pub fn pool(url: &DatabaseUrl, application: &str, max_connections: u32) -> PgPoo
 ///
 /// When the server cannot be reached within 10 s or refuses.
 pub async fn connect(url: &DatabaseUrl, application: &str) -> Result<PgConnection, sqlx::Error> {
-    let options = url.options(application);
+    connect_with(url, application, &[]).await
+}
+
+/// Opens one connection as [`connect`] does, with settings of its own.
+///
+/// # Errors
+///
+/// As [`connect`].
+pub async fn connect_with(
+    url: &DatabaseUrl,
+    application: &str,
+    settings: &[(&str, &str)],
+) -> Result<PgConnection, sqlx::Error> {
+    let options = url.options(application).options(settings.iter().copied());
     // In a task of its own: a connection attempt is never cut half-way by a caller that gives up.
     let mut attempt = tokio::spawn(async move { PgConnection::connect_with(&options).await });
     match tokio::time::timeout(Duration::from_secs(10), &mut attempt).await {
@@ -262,6 +277,18 @@ mod tests {
             format!("{url} {url:?}"),
             "postgres://semel@db:6432/payments postgres://semel@db:6432/payments"
         );
+    }
+
+    #[test]
+    fn what_the_url_says_of_a_guard_counts() {
+        let options = |url: &str| {
+            let url: DatabaseUrl = url.parse().unwrap();
+            url.options("test").get_options().unwrap_or_default().to_owned()
+        };
+        let given = options("postgres://u@h/d?options=-c%20statement_timeout%3D3s");
+        assert!(given.contains("statement_timeout=3s") && !given.contains("statement_timeout=15s"), "{given}");
+        assert!(given.contains("lock_timeout=1s"), "{given}");
+        assert!(options("postgres://u@h/d").contains("statement_timeout=15s"));
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! order of commits, provided that a producer appends *after* it has locked or written the aggregate's own row. The id is
 //! drawn by the INSERT, so whoever holds the aggregate's lock draws the higher one.
 //!
-//! [`append`] is for producers, [`drain`] for relays, [`retention`] for the reaper, [`sample`] for the gauges.
+//! [`append`] is for producers, [`hint`] for those who have committed, [`drain`] for relays, [`retention`] for the reaper, [`sample`] for the gauges.
 
 pub mod drain;
+pub mod hint;
 pub mod retention;
 
 use metrics::gauge;

@@ -16,12 +16,15 @@ pub struct Options {
     pub(crate) command: Option<Command>,
     #[command(flatten)]
     pub(crate) database: DatabaseOptions,
-    /// RabbitMQ URL: <amqp://user:password@host:5672/vhost>.
+    /// RabbitMQ URL: <amqp://user:password@host:5672/vhost>; several of one cluster, separated by commas, are tried in turn.
     #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
     amqp_url: Option<String>,
     /// File that holds the RabbitMQ URL.
     #[arg(long, env = "AMQP_URL_FILE", value_name = "PATH")]
     amqp_url_file: Option<PathBuf>,
+    /// File with certificates (PEM) of authorities that an amqps:// broker may be certified by, beside the machine's.
+    #[arg(long, env = "AMQP_CA_FILE", value_name = "PATH")]
+    amqp_ca_file: Option<PathBuf>,
     /// Name of this deployment, part of every derived id: staging and production must differ.
     #[arg(long, env = "SEMEL_NAMESPACE", required = true, value_name = "NAME")]
     namespace: Option<Namespace>,
@@ -102,12 +105,19 @@ impl Options {
         let option = "--amqp-url";
         let broker = secret(option, "AMQP_URL", self.amqp_url.as_deref(), self.amqp_url_file.as_ref())?;
         let unusable = |message: &str| OptionError::Combination(message.to_owned());
+        let mut broker: BrokerUrl = broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?;
+        if self.amqp_ca_file.is_some() {
+            let option = "--amqp-ca-file";
+            let pem = secret(option, "AMQP_CA_FILE", None, self.amqp_ca_file.as_ref())?;
+            broker =
+                broker.with_authorities(&pem).map_err(|error| unusable(&format!("{option}: {error}")))?;
+        }
         if self.concurrency > self.prefetch {
             return Err(unusable("--concurrency is more than --prefetch sends ahead"));
         }
         Ok(Config {
             database: self.database.url()?,
-            broker: broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?,
+            broker,
             namespace: self.namespace.clone().ok_or_else(|| unusable("--namespace is not set"))?,
             exchange: self.exchange.clone(),
             queue: self.queue.clone(),

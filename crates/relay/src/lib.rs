@@ -12,6 +12,7 @@ pub mod failpoints;
 mod floors;
 pub mod metrics;
 mod options;
+mod patience;
 mod prober;
 mod waves;
 mod worker;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use semel_core::daemon::Daemon;
 use semel_core::disposition::chain;
 use semel_core::lifecycle::{Lifecycle, Pace, drive};
+use semel_core::outbox::hint;
 use semel_core::sampler::{Sampler, Scope};
 use semel_core::schema::{self, ENGINE};
 use semel_core::{database, telemetry};
@@ -69,6 +71,7 @@ async fn relay(
     daemon: &Daemon,
     pool: sqlx::PgPool,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
+    config.suits_server(&pool).await?;
     let shared = Shared::new(daemon.health.clone(), config.workers);
     let (failed, mut failure) = tokio::sync::mpsc::channel::<RelayError>(1);
     for number in 0..config.workers {
@@ -94,6 +97,8 @@ async fn relay(
         wake: Some(shared.progress()),
         heartbeat: Some(daemon.health.watch("prober")),
     };
+    let (listen_at, wake, life) = (config.listen.clone(), shared.progress(), daemon.life.clone());
+    daemon.life.spawn(async move { hint::listen(&listen_at, "semel-relay listener", &wake, &life).await });
     let alarm = Alarm { life: daemon.life.clone(), failed };
     daemon.life.spawn(async move {
         if let Err(error) = drive("relay prober", &mut prober, &pace, &alarm.life).await {

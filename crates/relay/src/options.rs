@@ -16,12 +16,15 @@ pub struct Options {
     pub(crate) command: Option<Command>,
     #[command(flatten)]
     pub(crate) database: DatabaseOptions,
-    /// RabbitMQ URL: <amqp://user:password@host:5672/vhost>.
+    /// RabbitMQ URL: <amqp://user:password@host:5672/vhost>; several of one cluster, separated by commas, are tried in turn.
     #[arg(long, env = "AMQP_URL", hide_env_values = true, value_name = "URL")]
     amqp_url: Option<String>,
     /// File that holds the RabbitMQ URL.
     #[arg(long, env = "AMQP_URL_FILE", value_name = "PATH")]
     amqp_url_file: Option<PathBuf>,
+    /// File with certificates (PEM) of authorities that an amqps:// broker may be certified by, beside the machine's.
+    #[arg(long, env = "AMQP_CA_FILE", value_name = "PATH")]
+    amqp_ca_file: Option<PathBuf>,
     /// Topic exchange that events are published to.
     #[arg(long, env = "SEMEL_EXCHANGE", default_value = "semel.events", value_name = "NAME")]
     exchange: String,
@@ -37,9 +40,25 @@ pub struct Options {
     /// Most events of one batch.
     #[arg(long, env = "SEMEL_RELAY_BATCH", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=5000), value_name = "EVENTS")]
     batch: u32,
+    /// Seconds after which a batch sends nothing more.
+    #[arg(long, env = "SEMEL_RELAY_BATCH_SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=300), value_name = "SECONDS")]
+    batch_seconds: u64,
+    /// Seconds that the broker's confirms may take. Together with those of a batch well below the server's
+    /// idle_in_transaction_session_timeout, which is 30 s.
+    #[arg(long, env = "SEMEL_RELAY_CONFIRM_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=300), value_name = "SECONDS")]
+    confirm_seconds: u64,
+    /// Postgres URL to listen for hints at, where the other one leads through a pooler.
+    #[arg(long, env = "SEMEL_RELAY_LISTEN_URL", hide_env_values = true, value_name = "URL")]
+    listen_url: Option<String>,
+    /// File that holds it.
+    #[arg(long, env = "SEMEL_RELAY_LISTEN_URL_FILE", value_name = "PATH")]
+    listen_url_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
+
+/// What is left to a batch for marking, once it has published.
+const MARK_TIME: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(crate) enum Command {
@@ -62,6 +81,8 @@ pub enum TopologyMode {
 pub struct Config {
     /// The database whose outbox is drained.
     pub database: DatabaseUrl,
+    /// Where hints are listened for.
+    pub listen: DatabaseUrl,
     /// The broker.
     pub broker: BrokerUrl,
     /// The exchange.
@@ -82,6 +103,14 @@ pub struct Config {
     pub confirm_limit: Duration,
 }
 
+impl Config {
+    /// How long a batch may take from its last statement before it publishes to its commit.
+    #[must_use]
+    pub fn longest_batch(&self) -> Duration {
+        self.batch_time + self.confirm_limit + MARK_TIME
+    }
+}
+
 impl Options {
     /// Checks the options.
     ///
@@ -91,6 +120,15 @@ impl Options {
     pub fn config(&self) -> Result<Config, OptionError> {
         let option = "--amqp-url";
         let broker = secret(option, "AMQP_URL", self.amqp_url.as_deref(), self.amqp_url_file.as_ref())?;
+        let mut broker: BrokerUrl =
+            broker.parse().map_err(|error| OptionError::Combination(format!("{option}: {error}")))?;
+        if self.amqp_ca_file.is_some() {
+            let option = "--amqp-ca-file";
+            let pem = secret(option, "AMQP_CA_FILE", None, self.amqp_ca_file.as_ref())?;
+            broker = broker
+                .with_authorities(&pem)
+                .map_err(|error| OptionError::Combination(format!("{option}: {error}")))?;
+        }
         if self.exchange.is_empty()
             || self.exchange.len() > 255
             || self.source.is_empty()
@@ -99,19 +137,28 @@ impl Options {
             let message = "--exchange and --source: each is a name of 1 to 255 bytes".to_owned();
             return Err(OptionError::Combination(message));
         }
+        let database = self.database.url()?;
         Ok(Config {
-            database: self.database.url()?,
-            broker: broker.parse().map_err(|error| OptionError::Combination(format!("{option}: {error}")))?,
+            listen: self.listen_url()?.unwrap_or_else(|| database.clone()),
+            database,
+            broker,
             exchange: self.exchange.clone(),
             topology: self.topology,
             source: self.source.clone(),
             workers: self.workers,
             batch: self.batch,
             batch_bytes: 8 * 1024 * 1024,
-            // Together with the mark, well below the server's idle_in_transaction_session_timeout of 30 s: a batch that
-            // outlived it would be rolled back and repeated for ever.
-            batch_time: Duration::from_secs(5),
-            confirm_limit: Duration::from_secs(15),
+            batch_time: Duration::from_secs(self.batch_seconds),
+            confirm_limit: Duration::from_secs(self.confirm_seconds),
         })
+    }
+
+    fn listen_url(&self) -> Result<Option<DatabaseUrl>, OptionError> {
+        let (option, env) = ("--listen-url", "SEMEL_RELAY_LISTEN_URL");
+        if self.listen_url.is_none() && self.listen_url_file.is_none() {
+            return Ok(None);
+        }
+        let text = secret(option, env, self.listen_url.as_deref(), self.listen_url_file.as_ref())?;
+        text.parse().map(Some).map_err(|source| OptionError::DatabaseUrl { option, source })
     }
 }

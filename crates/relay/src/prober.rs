@@ -262,7 +262,7 @@ impl Prober {
     }
 
     async fn connect(&mut self) -> Result<PgConnection, RelayError> {
-        let connection = database::connect(&self.config.database, "semel-relay prober")
+        let connection = database::connect_with(&self.config.database, "semel-relay prober", &drain::SETTINGS)
             .await
             .map_err(RelayError::database("connecting to the database"))?;
         self.floors = Keeper::new(Instant::now());

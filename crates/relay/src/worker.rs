@@ -99,13 +99,17 @@ impl Worker {
         if let Some(database) = self.database.take() {
             return Ok(database);
         }
-        let mut database = database::connect(&self.config.database, "semel-relay worker")
+        let mut database = database::connect_with(&self.config.database, "semel-relay worker", &drain::SETTINGS)
             .await
             .map_err(RelayError::database("connecting to the database"))?;
         let read_only = within(CALL_LIMIT, drain::is_read_only(&mut database))
             .await
             .map_err(RelayError::database("asking whether the database takes writes"))?;
-        if read_only { Err(RelayError::ReadOnly) } else { Ok(database) }
+        if read_only {
+            return Err(RelayError::ReadOnly);
+        }
+        self.config.suits(&mut database).await?;
+        Ok(database)
     }
 
     /// Runs one batch in a transaction of its own.

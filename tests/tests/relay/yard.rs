@@ -39,6 +39,7 @@ impl Yard {
     pub(crate) fn config(&self, workers: u16) -> Result<Config> {
         Ok(Config {
             database: self.database.url().parse()?,
+            listen: self.database.url().parse()?,
             broker: self.vhost.url().parse()?,
             exchange: self.exchange.clone(),
             topology: TopologyMode::Declare,

@@ -1,6 +1,8 @@
 //! Whole systems of real processes: how they start, stop, crash, and whether all places agree afterwards.
 
+mod brokers;
 mod crashes;
+mod hints;
 mod links;
 mod reconciliation;
 mod starts;

@@ -232,6 +232,66 @@ async fn a_missing_setting_is_named_and_check_tells_without_starting() -> Result
 }
 
 #[tokio::test]
+async fn a_relay_whose_batches_may_outlast_the_servers_patience_is_refused() -> Result<()> {
+    let place = Place::make(&Services::from_env()?).await?;
+    let patience = "options=-c%20idle_in_transaction_session_timeout%3D4s";
+    let impatient = format!("{}?{patience}", place.payments.url());
+    let cases: [&[(&str, &str)]; 2] = [
+        &[("SEMEL_RELAY_BATCH_SECONDS", "14"), ("SEMEL_RELAY_CONFIRM_SECONDS", "14")],
+        &[("DATABASE_URL", &impatient)],
+    ];
+    for env in cases {
+        let (relay, _) = start(&place, "semel-relay", env).await?;
+        let line = last_word(&relay).await?;
+        for option in ["--batch-seconds", "--confirm-seconds", "idle_in_transaction_session_timeout"] {
+            ensure!(line.contains(option), "{option} is not named: {line}");
+        }
+    }
+    let short = [
+        ("DATABASE_URL", impatient.as_str()),
+        ("SEMEL_RELAY_BATCH_SECONDS", "1"),
+        ("SEMEL_RELAY_CONFIRM_SECONDS", "0"),
+    ];
+    let (relay, _) = start(&place, "semel-relay", &short).await?;
+    ensure!(relay.wait_exit(READY).await?.code() == Some(2), "a broker without any time is taken");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_waits_while_its_database_takes_no_writes_and_goes_on_at_one_that_does() -> Result<()> {
+    let place = Place::make(&Services::from_env()?).await?;
+    let tap = place.tap().await?;
+    let relay = place.relay("relay", &[]).await?;
+    let mut admin = place.payments.connect().await?;
+    let alter = |what: &str, value: &str| {
+        let database = place.payments.name();
+        sqlx::AssertSqlSafe(format!("ALTER DATABASE \"{database}\" {what} default_transaction_read_only{value}"))
+    };
+    admin.execute(alter("SET", " = on")).await?;
+    place.payments.terminate_sessions().await?;
+    relay
+        .daemon
+        .wait_for_line("what it waits for", READY, |line| line.contains("takes no writes"))
+        .await?;
+    let mut admin = place.payments.connect().await?;
+    admin.execute("SET default_transaction_read_only = off").await?;
+    let insert = "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+                  VALUES ('shipment', 's1', 'ShipmentMoved', '{}')";
+    admin.execute(insert).await?;
+    let seen = relay.daemon.lines().iter().filter(|line| line.contains("takes no writes")).count();
+    let asked_again = || async {
+        let now = relay.daemon.lines().iter().filter(|line| line.contains("takes no writes")).count();
+        (now > seen).then_some(())
+    };
+    semel_tests::wait::eventually("it to ask again", READY, asked_again).await?;
+    assert_eq!(tap.count("shipment"), 0, "published what it cannot mark");
+    assert_not_ready_but_alive(relay.admin).await?;
+    admin.execute(alter("RESET", "")).await?;
+    let arrived = || async { (tap.count("shipment") == 1).then_some(()) };
+    semel_tests::wait::eventually("the event", READY, arrived).await
+}
+
+#[tokio::test]
 async fn a_broker_user_without_permission_is_told_and_waited_for() -> Result<()> {
     let services = Services::from_env()?;
     let place = Place::make(&services).await?;

@@ -26,6 +26,11 @@ use uuid::Uuid;
 /// How many lanes there are.
 pub const LANES: i16 = 64;
 
+/// What a relay sets on its connections. Statistics are of when there was next to nothing to publish. By these the planner
+/// takes a backlog for a handful of rows, fetches a lane's whole backlog by a bitmap, and sorts it, for each batch.
+pub const SETTINGS: [(&str, &str); 3] =
+    [("enable_bitmapscan", "off"), ("enable_seqscan", "off"), ("jit", "off")];
+
 /// A lane that has events ready to publish.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LaneHead {

@@ -7,6 +7,8 @@ mod database;
 mod drain;
 mod driven;
 mod engine;
+mod hint;
+mod horizon;
 mod inbox;
 mod keys;
 mod outbox;

@@ -39,6 +39,7 @@ struct State {
     process: ProcessId,
     script: PathBuf,
     amqp_port: u16,
+    tls_port: u16,
     management_port: u16,
     distribution_port: u16,
     /// Whether it was ever ready. A start that was interrupted leaves this false.
@@ -94,13 +95,14 @@ impl PrivateRabbitMq {
 
     async fn try_create(&self, script: &Path) -> Result<RabbitMq> {
         fs::create_dir_all(&self.dir).with_context(|| format!("creating {}", self.dir.display()))?;
-        let ports = (free_port()?, free_port()?, free_port()?);
-        let (amqp_port, management_port, distribution_port) = ports;
+        let ports = (free_port()?, free_port()?, free_port()?, free_port()?);
+        let (amqp_port, tls_port, management_port, distribution_port) = ports;
+        certify(&self.dir)?;
         let me = std::process::id().try_into().context("a process id is 31 bits")?;
         let process = ProcessId::of(me).context("this process is not in /proc")?;
         let script = script.to_path_buf();
         let mut state =
-            State { process, script, amqp_port, management_port, distribution_port, ready: false };
+            State { process, script, amqp_port, tls_port, management_port, distribution_port, ready: false };
         state.process = self.launch(&state)?;
         self.state.save(&state)?;
         let server = self.server(&state)?;
@@ -117,7 +119,7 @@ impl PrivateRabbitMq {
         };
         write("enabled_plugins", "[rabbitmq_management].\n")?;
         write("environment", "")?;
-        write("rabbitmq.conf", &settings(state))?;
+        write("rabbitmq.conf", &settings(state, &self.dir))?;
         let folder = |name: &str| OsString::from(self.dir.join(name));
         let env = vec![
             ("HOME", self.dir.clone().into()),
@@ -216,6 +218,25 @@ impl PrivateRabbitMq {
         Ok(self.load()?.process)
     }
 
+    /// A URL like that of a virtual host, over TLS.
+    ///
+    /// # Errors
+    ///
+    /// The server was never started or has been removed.
+    pub fn over_tls(&self, url: &str) -> Result<String> {
+        let mut url = Url::parse(&url.replacen("amqp://", "amqps://", 1))?;
+        // The name that its certificate is for.
+        url.set_host(Some("localhost")).context("a constant host")?;
+        url.set_port(Some(self.load()?.tls_port)).ok().context("a port in the URL")?;
+        Ok(url.into())
+    }
+
+    /// The file with the certificate of the authority that certifies it.
+    #[must_use]
+    pub fn authority(&self) -> PathBuf {
+        self.dir.join("authority.pem")
+    }
+
     /// The server's log file.
     #[must_use]
     pub fn log(&self) -> PathBuf {
@@ -244,6 +265,26 @@ impl PrivateRabbitMq {
     }
 }
 
+/// Makes an authority, and a certificate of it for the server as `localhost`.
+fn certify(dir: &Path) -> Result<()> {
+    let key = rcgen::KeyPair::generate()?;
+    let mut about = rcgen::CertificateParams::new(Vec::new())?;
+    about.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority = about.self_signed(&key)?;
+    let issuer = rcgen::Issuer::new(about, key);
+    let server_key = rcgen::KeyPair::generate()?;
+    let server = rcgen::CertificateParams::new(vec!["localhost".to_owned()])?.signed_by(&server_key, &issuer)?;
+    for (file, pem) in [
+        ("authority.pem", authority.pem()),
+        ("server.pem", server.pem()),
+        ("server.key", server_key.serialize_pem()),
+    ] {
+        let path = dir.join(file);
+        fs::write(&path, pem).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
 fn is_taken_port(error: &anyhow::Error) -> bool {
     format!("{error:#}").contains("eaddrinuse")
 }
@@ -252,11 +293,18 @@ fn is_taken_port(error: &anyhow::Error) -> bool {
 ///
 /// The alarms are out of the way: a full disk or a busy machine is no subject of a test by accident.
 /// Counts are reported every half second instead of every five, so that tests see them soon.
-fn settings(state: &State) -> String {
-    let (amqp_port, management_port) = (state.amqp_port, state.management_port);
+fn settings(state: &State, dir: &Path) -> String {
+    let (amqp_port, tls_port, management_port) = (state.amqp_port, state.tls_port, state.management_port);
+    let dir = dir.display();
     format!(
         "\
 listeners.tcp.1 = 127.0.0.1:{amqp_port}
+listeners.ssl.1 = 127.0.0.1:{tls_port}
+ssl_options.cacertfile = {dir}/authority.pem
+ssl_options.certfile = {dir}/server.pem
+ssl_options.keyfile = {dir}/server.key
+ssl_options.verify = verify_none
+ssl_options.fail_if_no_peer_cert = false
 management.tcp.ip = 127.0.0.1
 management.tcp.port = {management_port}
 disk_free_limit.absolute = 1MB
