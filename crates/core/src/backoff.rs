@@ -8,13 +8,15 @@ pub struct Backoff {
     shortest: Duration,
     longest: Duration,
     next: Duration,
+    /// The share of each step that is left to chance.
+    jitter: f64,
 }
 
 impl Backoff {
     /// Starts at `shortest`; never waits longer than `longest`.
     #[must_use]
     pub fn new(shortest: Duration, longest: Duration) -> Self {
-        Self { shortest, longest: longest.max(shortest), next: shortest }
+        Self { shortest, longest: longest.max(shortest), next: shortest, jitter: 0.5 }
     }
 
     /// The wait between attempts to reach a service that is away: 250 ms to 5 s.
@@ -23,11 +25,17 @@ impl Backoff {
         Self::new(Duration::from_millis(250), Duration::from_secs(5))
     }
 
-    /// Returns the next wait, between half of the current step and the whole of it.
+    /// Leaves less to chance, for waits whose mean counts: a fifth of each step.
+    #[must_use]
+    pub fn steady(self) -> Self {
+        Self { jitter: 0.2, ..self }
+    }
+
+    /// Returns the next wait: half of the current step to the whole of it, or as [`Backoff::steady`] says.
     pub fn next_wait(&mut self) -> Duration {
         let step = self.next;
         self.next = (step * 2).min(self.longest);
-        step.mul_f64(0.5 + fastrand::f64() / 2.0)
+        step.mul_f64(1.0 - self.jitter * fastrand::f64())
     }
 
     /// Starts over at the shortest wait.

@@ -177,7 +177,7 @@ impl Heartbeat {
 ///
 /// The error of a pass whose disposition is to fail. Others are logged here and retried with backoff.
 pub async fn drive<W: Work>(name: &str, work: &mut W, pace: &Pace, life: &Lifecycle) -> Result<(), W::Error> {
-    let mut idle = Backoff::new(pace.shortest, pace.longest);
+    let mut idle = Backoff::new(pace.shortest, pace.longest).steady();
     let mut failing = Backoff::for_service();
     while !life.is_stopping() {
         if let Some(heartbeat) = &pace.heartbeat {

@@ -5,4 +5,5 @@ mod floors;
 mod order;
 mod plans;
 mod processes;
+mod stuck;
 mod yard;

@@ -1,0 +1,187 @@
+//! Relays that are killed, frozen or slowed down with lanes in their hands, and brokers that fall silent: the lanes move on.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use semel_tests::gate::Gate;
+use semel_tests::process::Daemon;
+use semel_tests::proxy::{Fault, Proxy};
+use semel_tests::system::READY;
+use semel_tests::wait::eventually;
+use sqlx::Executor as _;
+
+use crate::processes::start;
+use crate::yard::{Yard, arrived, first_deliveries};
+
+/// Longer than the server takes to give up a client that reads nothing, 10 s.
+const FREED: Duration = Duration::from_secs(30);
+
+/// The broker behind a proxy, and its URL.
+async fn broker_behind_proxy(yard: &Yard) -> Result<(Proxy, String)> {
+    let mut url = reqwest::Url::parse(&yard.vhost.url())?;
+    let target = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
+    let target = tokio::net::lookup_host(target).await?.next().context("no address")?;
+    let proxy = Proxy::start(target).await?;
+    url.set_host(Some("127.0.0.1"))?;
+    url.set_port(Some(proxy.addr().port())).ok().context("no port in the URL")?;
+    Ok((proxy, url.to_string()))
+}
+
+/// How many lanes are held in the yard's database.
+async fn lanes_held(yard: &Yard) -> Result<i64> {
+    let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (
+                    SELECT oid FROM pg_database WHERE datname = current_database())";
+    Ok(sqlx::query_scalar(held).fetch_one(&mut yard.connect().await?).await?)
+}
+
+async fn all_published(yard: &Yard, deadline: Duration) -> Result<()> {
+    let look = || async {
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{other:?} unpublished")),
+        }
+    };
+    eventually("everything to be published", deadline, look).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lanes_of_a_killed_relay_move_on_to_another_at_once() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let gate = Gate::at("relay.after_take");
+    let (doomed, _) = start(&yard, "doomed", &gate.env()?).await?;
+    yard.fill(64, 2).await?;
+    gate.wait_for(1).await?;
+    let (heir, admin) = start(&yard, "heir", &[]).await?;
+    heir.wait_ready(admin, READY).await?;
+    ensure!(yard.unpublished().await? > 0, "the doomed one holds nothing");
+    doomed.kill().await?;
+    all_published(&yard, Duration::from_secs(5)).await?;
+    arrived(&tap, 128).await
+}
+
+/// Freezes a relay at a moment when the server is sending it a batch and cannot go on.
+async fn freeze_while_it_is_sent_a_batch(yard: &Yard, relay: &Daemon) -> Result<()> {
+    let stuck = "SELECT count(*) FROM pg_stat_activity
+                 WHERE datname = current_database() AND application_name = 'semel-relay worker'
+                   AND state = 'active' AND wait_event = 'ClientWrite'";
+    let mut watch = yard.connect().await?;
+    for _ in 0..400 {
+        relay.freeze().await?;
+        // Whatever was to be read without it is read by then; a server that still writes is stuck.
+        for _ in 0..2 {
+            watch.execute("SELECT pg_sleep(0.02)").await?;
+        }
+        let stuck: i64 = sqlx::query_scalar(stuck).fetch_one(&mut watch).await?;
+        if stuck > 0 {
+            return Ok(());
+        }
+        relay.cont()?;
+        watch.execute("SELECT pg_sleep(random() / 20)").await?;
+    }
+    anyhow::bail!("the server was never caught sending a batch");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lanes_of_a_relay_that_freezes_while_the_server_sends_it_a_batch_move_on() -> Result<()> {
+    let yard = Yard::new().await?;
+    let _tap = yard.tap(&["thing.Happened"]).await?;
+    // So much that no socket's buffers hold a batch of it.
+    let mut connection = yard.connect().await?;
+    connection
+        .execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, aggregate_version, event_type, payload)
+             SELECT 'thing', 'a' || n % 8, 1 + n / 8, 'Happened', jsonb_build_object('x', repeat('x', 900000))
+             FROM generate_series(0, 319) AS n",
+        )
+        .await?;
+    let one = [("SEMEL_RELAY_WORKERS", "1")];
+    let (frozen, _) = start(&yard, "frozen", &one).await?;
+    freeze_while_it_is_sent_a_batch(&yard, &frozen).await?;
+    ensure!(lanes_held(&yard).await? > 0 && yard.unpublished().await? > 0, "it holds nothing");
+    let (heir, admin) = start(&yard, "heir", &one).await?;
+    heir.wait_ready(admin, READY).await?;
+    all_published(&yard, FREED * 2).await?;
+    frozen.cont()?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_aggregate_at_a_slow_broker_advances_batch_by_batch_and_nothing_is_rolled_back() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let (proxy, url) = broker_behind_proxy(&yard).await?;
+    // An event takes 10 ms and a thousand twice as long as the server waits for a batch, which would take all of them.
+    proxy.set_both(Fault::Delay(Duration::from_millis(5)));
+    let impatient =
+        format!("{}?options=-c%20idle_in_transaction_session_timeout%3D5s", yard.database.url());
+    let env = [
+        ("DATABASE_URL", impatient.as_str()),
+        ("AMQP_URL", url.as_str()),
+        ("SEMEL_RELAY_BATCH", "5000"),
+        ("SEMEL_RELAY_BATCH_SECONDS", "1"),
+        ("SEMEL_RELAY_CONFIRM_SECONDS", "1"),
+    ];
+    yard.fill(1, 1000).await?;
+    let (relay, _) = start(&yard, "slow", &env).await?;
+    all_published(&yard, Duration::from_secs(60)).await?;
+    arrived(&tap, 1000).await?;
+    assert_eq!(first_deliveries(&tap, "a1")?, (1..=1000).collect::<Vec<_>>());
+    assert_eq!(tap.messages()?.len(), 1000, "something was rolled back and repeated");
+    relay.terminate()?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_lane_starves_while_all_of_them_are_busy_and_workers_are_few() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.fill(256, 40).await?;
+    let (_relay, _) =
+        start(&yard, "few", &[("SEMEL_RELAY_WORKERS", "2"), ("SEMEL_RELAY_BATCH", "64")]).await?;
+    arrived(&tap, 256 * 40).await?;
+    // The oldest heads go first, so no aggregate is far behind another one.
+    let messages = tap.messages()?;
+    let half = &messages[..messages.len() / 2];
+    for aggregate in 1..=256 {
+        let name = format!("a{aggregate}");
+        let early = half.iter().filter(|message| message.aggregate_id == name).count();
+        ensure!(early >= 10, "{name} had {early} of its 40 events in the first half");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_falls_silent_blames_no_event_and_is_used_again_once_it_speaks() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let (proxy, url) = broker_behind_proxy(&yard).await?;
+    let env = [("AMQP_URL", url.as_str()), ("SEMEL_RELAY_CONFIRM_SECONDS", "2")];
+    let (relay, admin) = start(&yard, "cut-off", &env).await?;
+    yard.fill(64, 1).await?;
+    arrived(&tap, 64).await?;
+    all_published(&yard, READY).await?;
+
+    proxy.set_both(Fault::BlackHole);
+    yard.fill(64, 2).await?;
+    relay.wait_for_line("the silence", READY, |line| line.contains("the broker is away")).await?;
+    let readiness = || async move {
+        let answer = reqwest::get(format!("http://127.0.0.1:{admin}/readyz")).await.ok()?;
+        (answer.status() == 503).then_some(())
+    };
+    eventually("the relay not to be ready", READY, readiness).await?;
+    let free = || async {
+        match lanes_held(&yard).await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{other:?} lanes held")),
+        }
+    };
+    eventually("no lane to be held", READY, free).await?;
+    let blamed = "SELECT count(*) FROM outbox WHERE attempts > 0 OR held_at IS NOT NULL";
+    let blamed: i64 = sqlx::query_scalar(blamed).fetch_one(&mut yard.connect().await?).await?;
+    assert_eq!(blamed, 0, "an event was blamed for a silent broker");
+
+    proxy.heal().await?;
+    all_published(&yard, Duration::from_secs(15)).await?;
+    arrived(&tap, 64 * 3).await
+}
