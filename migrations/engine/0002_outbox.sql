@@ -35,7 +35,10 @@ CREATE TABLE outbox (
     last_error TEXT,
     held_at TIMESTAMPTZ,
     dead_at TIMESTAMPTZ,
+    skipped_at TIMESTAMPTZ,
     discarded_at TIMESTAMPTZ,
+    discarded_by TEXT,
+    discard_reason TEXT,
 
     CONSTRAINT outbox_pkey PRIMARY KEY (event_id),
     CONSTRAINT outbox_event_id_not_nil CHECK (event_id <> '00000000-0000-0000-0000-000000000000'),
@@ -55,10 +58,14 @@ CREATE TABLE outbox (
     CONSTRAINT outbox_payload_bounded CHECK (octet_length(payload::TEXT) <= 1048576),
     CONSTRAINT outbox_attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT outbox_failed_has_errors CHECK (
-        (first_error IS NULL) = (last_error IS NULL) AND (first_error IS NULL OR attempts > 0)
+        (first_error IS NULL) = (last_error IS NULL) AND (first_error IS NOT NULL OR attempts = 0)
     ),
     CONSTRAINT outbox_dead_is_held CHECK (dead_at IS NULL OR held_at IS NOT NULL),
+    CONSTRAINT outbox_skipped_is_dead CHECK (skipped_at IS NULL OR dead_at IS NOT NULL),
     CONSTRAINT outbox_discarded_is_held CHECK (discarded_at IS NULL OR held_at IS NOT NULL),
+    CONSTRAINT outbox_discarded_has_reason CHECK (
+        (discarded_at IS NULL) = (discarded_by IS NULL) AND (discarded_at IS NULL) = (discard_reason IS NULL)
+    ),
     CONSTRAINT outbox_published_is_alive CHECK (published_at IS NULL OR (dead_at IS NULL AND discarded_at IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05, vacuum_truncate = off);
 
@@ -67,6 +74,7 @@ CREATE TABLE outbox (
 CREATE INDEX outbox_hot ON outbox (lane, id) WHERE published_at IS NULL AND held_at IS NULL;
 CREATE INDEX outbox_set_aside ON outbox (aggregate_type, aggregate_id, id)
     WHERE held_at IS NOT NULL AND published_at IS NULL AND discarded_at IS NULL;
+CREATE INDEX outbox_dead ON outbox (dead_at) WHERE dead_at IS NOT NULL AND discarded_at IS NULL;
 
 COMMENT ON TABLE outbox IS 'Events, written with the business change they tell of; relays publish them in id order per aggregate.';
 COMMENT ON COLUMN outbox.event_id IS 'The event''s stable identity; consumers deduplicate by it.';
@@ -80,27 +88,38 @@ COMMENT ON COLUMN outbox.headers IS 'Message headers, strings by name; tracepare
 COMMENT ON COLUMN outbox.lane IS 'Hash class of the aggregate, 0 to 63; what a relay locks.';
 COMMENT ON COLUMN outbox.created_at IS 'When the row was inserted.';
 COMMENT ON COLUMN outbox.published_at IS 'When the broker had confirmed this very event.';
-COMMENT ON COLUMN outbox.attempts IS 'Failed attempts that were the event''s own fault.';
-COMMENT ON COLUMN outbox.first_error IS 'Why the first of them failed.';
-COMMENT ON COLUMN outbox.last_error IS 'Why the latest of them failed.';
+COMMENT ON COLUMN outbox.attempts IS 'Failed attempts that were the event''s own fault, since a person last asked for a retry.';
+COMMENT ON COLUMN outbox.first_error IS 'Why the first attempt of all failed.';
+COMMENT ON COLUMN outbox.last_error IS 'Why the latest failed; null for an event that only waits behind another.';
 COMMENT ON COLUMN outbox.held_at IS 'Since when the event is set aside from the hot path.';
 COMMENT ON COLUMN outbox.dead_at IS 'When it was given up on, until a person decides.';
+COMMENT ON COLUMN outbox.skipped_at IS 'When it was given up on and its aggregate''s later events went past it.';
 COMMENT ON COLUMN outbox.discarded_at IS 'When a person decided that it is never sent.';
+COMMENT ON COLUMN outbox.discarded_by IS 'Who decided so.';
+COMMENT ON COLUMN outbox.discard_reason IS 'Why, in that person''s words.';
 
+-- One row per aggregate that has a chain: its events that are set aside, in the order of id, those left out that were
+-- skipped. A chain that is dead costs a relay nothing, however long it is: its row is due never.
 CREATE TABLE outbox_held (
     aggregate_type TEXT COLLATE "C" NOT NULL,
     aggregate_id TEXT COLLATE "C" NOT NULL,
     lane SMALLINT NOT NULL,
     next_attempt_at TIMESTAMPTZ NOT NULL,
     dead_at TIMESTAMPTZ,
+    flows BOOLEAN NOT NULL DEFAULT false,
 
     CONSTRAINT outbox_held_pkey PRIMARY KEY (aggregate_type, aggregate_id),
-    CONSTRAINT outbox_held_lane_known CHECK (lane BETWEEN 0 AND 63)
+    CONSTRAINT outbox_held_lane_known CHECK (lane BETWEEN 0 AND 63),
+    CONSTRAINT outbox_held_dead_is_never_due CHECK ((dead_at IS NOT NULL) = (next_attempt_at = 'infinity')),
+    CONSTRAINT outbox_held_flows_alive CHECK (NOT flows OR dead_at IS NULL)
 );
+
+CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at);
 
 COMMENT ON TABLE outbox_held IS 'One row per aggregate whose events are set aside; usually empty.';
 COMMENT ON COLUMN outbox_held.aggregate_type IS 'The aggregate''s type, as in outbox.';
 COMMENT ON COLUMN outbox_held.aggregate_id IS 'The aggregate''s id, as in outbox.';
 COMMENT ON COLUMN outbox_held.lane IS 'The aggregate''s lane, as in outbox.';
-COMMENT ON COLUMN outbox_held.next_attempt_at IS 'When its first held event is tried again.';
-COMMENT ON COLUMN outbox_held.dead_at IS 'When its first held event was given up on.';
+COMMENT ON COLUMN outbox_held.next_attempt_at IS 'When its first set-aside event is tried again; infinity once that is dead.';
+COMMENT ON COLUMN outbox_held.dead_at IS 'When its first set-aside event was given up on.';
+COMMENT ON COLUMN outbox_held.flows IS 'Whether its first set-aside event has never failed, so that its followers are read along.';

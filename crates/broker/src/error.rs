@@ -58,6 +58,20 @@ pub enum Error {
         /// How long it was waited for.
         after: Duration,
     },
+    /// Confirms did not come in time though the broker answers on the same connection.
+    #[error("cannot {attempted}: not all of them were within {after:?}, though the broker answers")]
+    Unconfirmed {
+        /// What was attempted, as a verb phrase with names.
+        attempted: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// An alarm of the broker kept a wave from being confirmed in time.
+    #[error("the broker was blocked by an alarm and did not confirm within {after:?}")]
+    Blocked {
+        /// How long it was waited for.
+        after: Duration,
+    },
     /// The broker canceled the consumer: its queue was deleted or lost its leader.
     #[error("RabbitMQ canceled the consumer of queue `{queue}`: the queue was deleted or has moved")]
     ConsumerCanceled {

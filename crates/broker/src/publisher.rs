@@ -41,6 +41,12 @@ use judgement::{Heard, judge};
 /// How long a wave may take from its first message to its last confirm.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(15);
 
+/// How often a wave that waits looks whether an alarm blocks its connection.
+const ALARM_LOOK: Duration = Duration::from_millis(100);
+
+/// How long the broker may take to show that it still answers, when confirms are missing.
+const ALIVE_LIMIT: Duration = Duration::from_secs(3);
+
 /// A connection with one channel in confirm mode, used by one task.
 #[derive(Debug)]
 pub struct Publisher {
@@ -120,15 +126,16 @@ impl Publisher {
 
     /// Whether the broker has raised an alarm and reads nothing from this publisher.
     ///
-    /// A wave published meanwhile is unknown when its time is up.
+    /// A wave published meanwhile is unknown when its time is up, and breaks the publisher ([`Error::Blocked`]). Such a
+    /// publisher still learns when the alarm is over; a new one would not know that there is one.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.connection.is_blocked()
+        self.connection.is_open() && self.connection.is_blocked()
     }
 
     /// Publishes all messages, waits for all confirms, and judges them.
     ///
-    /// It returns within the confirm limit. The caller bounds the wave's size: its messages are in
+    /// It returns within the confirm limit, and three seconds if confirms are missing then. The caller bounds the wave's size: its messages are in
     /// memory twice while they are sent. Some hundred messages use a channel fully.
     ///
     /// # Cancel safety
@@ -202,7 +209,21 @@ impl Publisher {
                 poll_fn(|context| slot.poll_heard(context)).await;
             }
         };
-        let in_time = tokio::time::timeout_at(deadline, all_heard).await.is_ok();
+        // Noted while it lasts: an alarm that ends just before the time is up has cost the time all the same.
+        let mut was_blocked = false;
+        let watching = async {
+            let mut tick = tokio::time::interval(ALARM_LOOK);
+            loop {
+                tick.tick().await;
+                was_blocked |= self.connection.is_blocked();
+            }
+        };
+        let in_time = tokio::select! {
+            biased;
+            () = all_heard => true,
+            () = tokio::time::sleep_until(deadline) => false,
+            () = watching => false,
+        };
         if !in_time {
             // Those behind the first silent one were not looked at yet.
             poll_fn(|context| {
@@ -220,11 +241,7 @@ impl Publisher {
         let judged = judge(&ids, heard);
 
         let broken = if !in_time {
-            // Ends the library's record of the confirms that are dropped here, and what of the
-            // wave was not sent yet.
-            self.connection.cut();
-            let attempted = format!("get {} messages confirmed", part.len());
-            Some(Error::TimedOut { attempted, after: self.confirm_limit })
+            Some(self.out_of_time(part.len(), was_blocked).await)
         } else if judged.stray_return {
             Some(Error::StrayReturn)
         } else {
@@ -232,6 +249,25 @@ impl Publisher {
                 .map(|cause| Error::failed(format!("publish {} messages", part.len()), cause))
         };
         (judged.outcomes, broken)
+    }
+}
+
+impl Publisher {
+    /// Says why confirms are missing when the time is up, and ends the connection unless an alarm blocks it.
+    async fn out_of_time(&self, messages: usize, was_blocked: bool) -> Error {
+        let after = self.confirm_limit;
+        if was_blocked && self.connection.is_open() {
+            return Error::Blocked { after };
+        }
+        let answers = tokio::time::timeout(ALIVE_LIMIT, self.connection.channel()).await;
+        // Ends the library's record of the confirms that are dropped here, and what of the wave
+        // was not sent yet.
+        self.connection.cut();
+        let attempted = format!("get {messages} messages confirmed");
+        match answers {
+            Ok(Ok(_)) => Error::Unconfirmed { attempted, after },
+            _ => Error::TimedOut { attempted, after },
+        }
     }
 }
 

@@ -39,6 +39,39 @@ pub async fn record(connection: &mut PgConnection, action: &Action<'_>) -> Resul
     .await
 }
 
+/// What a person does to many things at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Deeds<'a> {
+    /// Who, 1 to 255 bytes.
+    pub actor: &'a str,
+    /// Which command, 1 to 127 bytes.
+    pub action: &'a str,
+    /// On what, each 1 to 1024 bytes.
+    pub subjects: &'a [String],
+    /// Why, 1 to 4096 bytes.
+    pub reason: &'a str,
+}
+
+/// Records an action on each of its subjects, in the transaction of what it does.
+///
+/// # Errors
+///
+/// When the database fails, or refuses a text by its length.
+pub async fn record_all(connection: &mut PgConnection, deeds: &Deeds<'_>) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "-- operator_actions_record_all
+        INSERT INTO operator_actions (actor, action, subject, reason)
+        SELECT $1, $2, subject, $4 FROM unnest($3::TEXT[]) AS subjects (subject)",
+        deeds.actor,
+        deeds.action,
+        deeds.subjects,
+        deeds.reason
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
 /// Deletes entries of these blocks that are older than `age`, at most `limit`. Returns how many went.
 ///
 /// # Errors

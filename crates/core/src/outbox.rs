@@ -4,10 +4,13 @@
 //! order of commits, provided that a producer appends *after* it has locked or written the aggregate's own row. The id is
 //! drawn by the INSERT, so whoever holds the aggregate's lock draws the higher one.
 //!
-//! [`append`] is for producers, [`hint`] for those who have committed, [`drain`] for relays, [`retention`] for the reaper, [`sample`] for the gauges.
+//! [`append`] is for producers, [`hint`] for those who have committed, [`drain`] and [`held`] for relays, [`operator`] for
+//! people, [`retention`] for the reaper, [`sample`] for the gauges.
 
 pub mod drain;
+pub mod held;
 pub mod hint;
+pub mod operator;
 pub mod retention;
 
 use metrics::gauge;
@@ -102,7 +105,7 @@ pub struct Sample {
     pub oldest_unpublished_age: f64,
     /// Events set aside, counted up to 100,001.
     pub held: i64,
-    /// Events given up on, among those set aside.
+    /// Events given up on, among those set aside; counted up to 100,001 of their own.
     pub dead: i64,
     /// Age of the oldest open transaction of this database in seconds.
     pub transaction_horizon_age: f64,
@@ -117,7 +120,7 @@ pub async fn sample(connection: &mut PgConnection) -> Result<Sample, sqlx::Error
     sqlx::query_as!(
         Sample,
         r#"-- outbox_sample
-        SELECT pending.events AS "pending!", set_aside.held AS "held!", set_aside.dead AS "dead!",
+        SELECT pending.events AS "pending!", set_aside.held AS "held!", dead.events AS "dead!",
                COALESCE(EXTRACT(EPOCH FROM clock_timestamp() - heads.oldest), 0)::FLOAT8 AS "oldest_pending_age!",
                COALESCE(EXTRACT(EPOCH FROM clock_timestamp() - LEAST(heads.oldest, set_aside.oldest)), 0)::FLOAT8
                    AS "oldest_unpublished_age!",
@@ -137,13 +140,15 @@ pub async fn sample(connection: &mut PgConnection) -> Result<Sample, sqlx::Error
                 ORDER BY outbox.lane, id LIMIT 1
             ) AS head
         ) AS heads, (
-            SELECT count(*) AS held, count(*) FILTER (WHERE dead_at IS NOT NULL) AS dead,
-                   min(created_at) FILTER (WHERE dead_at IS NULL) AS oldest
+            SELECT count(*) AS held, min(created_at) FILTER (WHERE dead_at IS NULL) AS oldest
             FROM (
                 SELECT created_at, dead_at FROM outbox
                 WHERE held_at IS NOT NULL AND published_at IS NULL AND discarded_at IS NULL LIMIT 100001
             ) AS aside
-        ) AS set_aside"#
+        ) AS set_aside, (
+            SELECT count(*) AS events
+            FROM (SELECT FROM outbox WHERE dead_at IS NOT NULL AND discarded_at IS NULL LIMIT 100001) AS given_up
+        ) AS dead"#
     )
     .fetch_one(connection)
     .await

@@ -158,12 +158,15 @@ impl Keeper {
         if self.floors.run() != Some(probed.run) {
             return Vec::new();
         }
-        let hidden: Vec<LaneHead> =
-            probed.heads.iter().copied().filter(|head| head.id < self.floors.of(head.lane)).collect();
+        let hidden: Vec<LaneHead> = self.hidden(&probed.heads).collect();
         if !hidden.is_empty() {
             self.drop_all();
         }
         hidden
+    }
+
+    fn hidden<'a>(&'a self, heads: &'a [LaneHead]) -> impl Iterator<Item = LaneHead> + 'a {
+        heads.iter().copied().filter(|head| head.id.is_some_and(|id| id < self.floors.of(head.lane)))
     }
 
     fn drop_all(&mut self) {

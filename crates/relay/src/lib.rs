@@ -5,15 +5,23 @@
 //! waves and mark what was confirmed, all in one transaction that owns the lanes and nothing else. A crash frees the lanes
 //! with the connection; what was published and not marked is published again, with the same id.
 //!
+//! An event that cannot be published is set aside with its aggregate's later ones and retried with growing waits; after
+//! some attempts it is dead and waits for a person, who decides by the command `events`.
+//!
 //! It does not deduplicate: consumers do, by that id.
 
+mod batch;
+mod complaints;
 mod error;
+mod events;
 pub mod failpoints;
 mod floors;
 pub mod metrics;
 mod options;
 mod patience;
 mod prober;
+mod sending;
+mod unmarked;
 mod waves;
 mod worker;
 
@@ -44,9 +52,13 @@ use options::Command;
 /// When the configuration cannot be used, or database or broker refuse for good.
 pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     telemetry::start_logs(&options.process.logs);
-    if let Some(Command::Migrate) = options.command {
-        schema::migrate(&options.database.url()?, &[&ENGINE]).await?;
-        return Ok(());
+    match &options.command {
+        Some(Command::Migrate) => {
+            schema::migrate(&options.database.url()?, &[&ENGINE]).await?;
+            return Ok(());
+        }
+        Some(Command::Events(command)) => return events::run(&command.action, &options).await,
+        None => {}
     }
     let config = options.config()?;
     if options.process.check {

@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use semel_broker::BrokerUrl;
 use semel_core::database::DatabaseUrl;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
+use semel_core::outbox::held::Policy;
+use semel_core::outbox::operator::{Filter, State};
+use uuid::Uuid;
 
 /// Drains the outbox of one database to RabbitMQ: at least once, in order per aggregate, beside any number of others.
 #[derive(Parser)]
@@ -53,17 +56,156 @@ pub struct Options {
     /// File that holds it.
     #[arg(long, env = "SEMEL_RELAY_LISTEN_URL_FILE", value_name = "PATH")]
     listen_url_file: Option<PathBuf>,
+    /// Failed attempts after which an event is dead and waits for a person.
+    #[arg(long, env = "SEMEL_RELAY_MAX_ATTEMPTS", default_value_t = 10, value_parser = clap::value_parser!(i32).range(1..=1000), value_name = "COUNT")]
+    max_attempts: i32,
+    /// Types of events, separated by commas, whose dead ones are skipped: later events of the aggregate go past them. By
+    /// default they wait behind.
+    #[arg(long, env = "SEMEL_RELAY_SKIP_DEAD", value_delimiter = ',', value_parser = name::<127>, value_name = "EVENT_TYPES")]
+    skip_dead: Vec<String>,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
 
-/// What is left to a batch for marking, once it has published.
-const MARK_TIME: Duration = Duration::from_secs(2);
+/// What a batch may take once it has waited for confirms: a look whether the broker still answers (3 s), and the mark.
+const AFTERWARDS: Duration = Duration::from_secs(5);
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Make or upgrade the outbox's tables, and leave.
     Migrate,
+    /// Events that could not be published: set aside, waiting behind such a one, or dead.
+    Events(EventsCommand),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EventsCommand {
+    #[command(subcommand)]
+    pub(crate) action: EventsAction,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum EventsAction {
+    /// List events that are set aside, by aggregate and in their order.
+    List {
+        #[command(flatten)]
+        filter: FilterOptions,
+        /// Most events to list.
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=10_000), value_name = "COUNT")]
+        limit: i64,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show an event, but for its payload and headers.
+    Show {
+        /// The event's id.
+        event_id: Uuid,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Try events again, at once and as if they had never failed. Leaves an audit entry for each.
+    Retry(Decide),
+    /// Never send events; their aggregates' later events go on. Leaves an audit entry for each.
+    Discard(Decide),
+}
+
+/// Which events are meant. Unless states are named, or one event is, a decision is about those that failed, dead or not.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct FilterOptions {
+    /// Of aggregates of this type.
+    #[arg(long, value_name = "NAME")]
+    aggregate_type: Option<String>,
+    /// Of the aggregate of this id.
+    #[arg(long, value_name = "ID")]
+    aggregate_id: Option<String>,
+    /// Of this type.
+    #[arg(long, value_name = "NAME")]
+    event_type: Option<String>,
+    /// In one of these states.
+    #[arg(long, value_delimiter = ',', value_name = "STATES")]
+    state: Vec<StateOption>,
+    /// Set aside for longer than this, such as 90s, 15m, 6h or 2d.
+    #[arg(long, value_parser = age, value_name = "AGE")]
+    older_than: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum StateOption {
+    /// Failed, and tried again.
+    Held,
+    /// Never failed, but behind one that did.
+    Waiting,
+    /// Given up on.
+    Dead,
+}
+
+impl FilterOptions {
+    /// Returns the filter, with these states where none is named.
+    pub(crate) fn filter(&self, states: &[State]) -> Filter {
+        let named = self.state.iter().map(|state| match state {
+            StateOption::Held => State::Held,
+            StateOption::Waiting => State::Waiting,
+            StateOption::Dead => State::Dead,
+        });
+        Filter {
+            states: if self.state.is_empty() { states.to_vec() } else { named.collect() },
+            aggregate_type: self.aggregate_type.clone(),
+            aggregate_id: self.aggregate_id.clone(),
+            event_type: self.event_type.clone(),
+            older_than: self.older_than,
+        }
+    }
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(group = ArgGroup::new("which").required(true).multiple(true).args([
+    "event_id", "aggregate_type", "aggregate_id", "event_type", "state", "older_than", "all",
+]))]
+pub(crate) struct Decide {
+    /// The event's id.
+    #[arg(conflicts_with_all = ["aggregate_type", "aggregate_id", "event_type", "state", "older_than", "all"])]
+    pub(crate) event_id: Option<Uuid>,
+    #[command(flatten)]
+    pub(crate) filter: FilterOptions,
+    /// All events that failed.
+    #[arg(long, conflicts_with_all = ["aggregate_type", "aggregate_id", "event_type", "state", "older_than"])]
+    all: bool,
+    /// Say which events it would be, and change nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Why you decide so.
+    #[arg(long, value_parser = name::<4096>, required_unless_present = "dry_run", value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Who decides.
+    #[arg(long, env = "USER", value_parser = name::<255>, required_unless_present = "dry_run", value_name = "NAME")]
+    pub(crate) actor: Option<String>,
+    /// Seconds to wait for a relay that is working on the events' lane.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600), value_name = "SECONDS")]
+    pub(crate) wait: u64,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Reads 1 to `BYTES` bytes of text without control characters.
+fn name<const BYTES: usize>(text: &str) -> Result<String, String> {
+    if (1..=BYTES).contains(&text.len()) && !text.chars().any(char::is_control) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("must be 1 to {BYTES} bytes without control characters"))
+    }
+}
+
+/// Reads a number with its unit.
+fn age(text: &str) -> Result<Duration, String> {
+    let seconds = ["s", "m", "h", "d"].iter().zip([1, 60, 3600, 86_400]).find_map(|(unit, seconds)| {
+        text.strip_suffix(unit)?.parse::<u32>().ok().map(|count| u64::from(count) * seconds)
+    });
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "must be a number and s, m, h or d, such as 15m".to_owned())
 }
 
 /// What is done about the exchange at start.
@@ -101,13 +243,15 @@ pub struct Config {
     pub batch_time: Duration,
     /// How long a wave's confirms may take.
     pub confirm_limit: Duration,
+    /// What becomes of events that cannot be published.
+    pub held: Policy,
 }
 
 impl Config {
-    /// How long a batch may take from its last statement before it publishes to its commit.
+    /// How long a batch may take from the moment it begins to publish to its commit.
     #[must_use]
     pub fn longest_batch(&self) -> Duration {
-        self.batch_time + self.confirm_limit + MARK_TIME
+        self.batch_time + self.confirm_limit + AFTERWARDS
     }
 }
 
@@ -150,6 +294,12 @@ impl Options {
             batch_bytes: 8 * 1024 * 1024,
             batch_time: Duration::from_secs(self.batch_seconds),
             confirm_limit: Duration::from_secs(self.confirm_seconds),
+            held: Policy {
+                shortest: Duration::from_secs(1),
+                longest: Duration::from_mins(5),
+                max_attempts: self.max_attempts,
+                skip_dead: self.skip_dead.clone(),
+            },
         })
     }
 
@@ -160,5 +310,55 @@ impl Options {
         }
         let text = secret(option, env, self.listen_url.as_deref(), self.listen_url_file.as_ref())?;
         text.parse().map(Some).map_err(|source| OptionError::DatabaseUrl { option, source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(more: &str) -> Result<Options, clap::Error> {
+        let given =
+            ["semel-relay", "--database-url", "postgres://u:s3cret@h/d", "--amqp-url", "amqp://g:g@h"];
+        Options::try_parse_from(given.into_iter().chain(more.split_whitespace()))
+    }
+
+    #[test]
+    fn the_types_that_are_skipped_are_listed_by_commas() {
+        let config = parsed("--skip-dead OrderNoted,ThingHappened").unwrap().config().unwrap();
+        assert_eq!(config.held.skip_dead, ["OrderNoted", "ThingHappened"]);
+        assert!(parsed("").unwrap().config().unwrap().held.skip_dead.is_empty());
+        assert!(parsed("--skip-dead OrderNoted,,ThingHappened").is_err());
+        assert!(parsed("--max-attempts 0").is_err());
+    }
+
+    #[test]
+    fn ages_have_units() {
+        assert_eq!(age("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(age("2d"), Ok(Duration::from_hours(48)));
+        for bad in ["", "s", "90", "-1s", "1.5h", "90 s"] {
+            assert!(age(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_decision_names_its_events_and_its_reason() {
+        let id = Uuid::nil();
+        for good in [
+            format!("events retry {id} --reason r --actor a"),
+            "events discard --event-type A --older-than 1h --reason r --actor a".to_owned(),
+            "events retry --all --reason r --actor a".to_owned(),
+            "events retry --all --dry-run".to_owned(),
+        ] {
+            assert!(parsed(&good).is_ok(), "{good}");
+        }
+        for bad in [
+            format!("events retry {id} --actor a"),
+            format!("events retry {id} --all --reason r --actor a"),
+            "events discard --reason r --actor a".to_owned(),
+            "events discard --all --event-type A --reason r --actor a".to_owned(),
+        ] {
+            assert!(parsed(&bad).is_err(), "{bad}");
+        }
     }
 }

@@ -1,9 +1,8 @@
 //! One prober per process finds the lanes that have work, and wakes the workers.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use metrics::{counter, gauge};
 use semel_core::admin::Health;
@@ -17,9 +16,7 @@ use crate::error::RelayError;
 use crate::floors::{Keeper, Look};
 use crate::metrics as names;
 use crate::options::Config;
-
-/// For how long a lane rests after one of its events could not be published.
-const REST: Duration = Duration::from_secs(1);
+use crate::unmarked::Unmarked;
 
 /// What prober and workers of a process share; clones share it.
 #[derive(Clone, Debug)]
@@ -34,6 +31,7 @@ struct Inner {
     floors: Mutex<drain::Floors>,
     workers: Vec<Seat>,
     progress: Arc<Notify>,
+    unmarked: Unmarked,
     /// Whether the database does not answer the prober.
     database_away: AtomicBool,
     lanes_held: AtomicUsize,
@@ -70,7 +68,6 @@ impl Seat {
 struct Lanes {
     /// Lanes that have work, oldest head first.
     waiting: Vec<i16>,
-    resting: HashMap<i16, Instant>,
 }
 
 impl Shared {
@@ -85,6 +82,7 @@ impl Shared {
             floors: Mutex::new(drain::Floors::NONE),
             workers,
             progress: Arc::default(),
+            unmarked: Unmarked::default(),
             database_away: AtomicBool::default(),
             lanes_held: AtomicUsize::default(),
             last_progress: AtomicU64::default(),
@@ -104,6 +102,18 @@ impl Shared {
         Arc::clone(&self.inner.progress)
     }
 
+    /// What this process has had confirmed and could not mark.
+    pub(crate) fn unmarked(&self) -> &Unmarked {
+        &self.inner.unmarked
+    }
+
+    /// Says whether another worker than this one knows the broker to be blocked.
+    #[must_use]
+    pub fn is_blocked_beside(&self, worker: u16) -> bool {
+        let mut others = self.inner.workers.iter().enumerate().filter(|(at, _)| *at != usize::from(worker));
+        others.any(|(_, seat)| *seat.broker() == Broker::Blocked)
+    }
+
     /// Returns the lanes that have work, oldest head first.
     #[must_use]
     pub fn waiting(&self) -> Vec<i16> {
@@ -118,14 +128,6 @@ impl Shared {
 
     fn set_floors(&self, floors: drain::Floors) {
         *self.inner.floors.lock().unwrap_or_else(PoisonError::into_inner) = floors;
-    }
-
-    /// Lets lanes rest for a second, so that an event that cannot be published is not tried in a tight loop.
-    pub fn rest(&self, lanes: &[i16]) {
-        let until = Instant::now() + REST;
-        let mut known = self.lanes();
-        known.resting.extend(lanes.iter().map(|&lane| (lane, until)));
-        known.waiting.retain(|lane| !lanes.contains(lane));
     }
 
     /// Notes how a worker finds the broker. While none finds it up, the process is not ready and does not poll.
@@ -185,11 +187,8 @@ impl Shared {
     }
 
     fn offer(&self, heads: &[drain::LaneHead]) -> bool {
-        let now = Instant::now();
         let mut lanes = self.lanes();
-        lanes.resting.retain(|_, until| *until > now);
-        lanes.waiting =
-            heads.iter().map(|head| head.lane).filter(|lane| !lanes.resting.contains_key(lane)).collect();
+        lanes.waiting = heads.iter().map(|head| head.lane).collect();
         let any = !lanes.waiting.is_empty();
         drop(lanes);
         if any {
@@ -252,7 +251,7 @@ impl Prober {
         if sweeps {
             for head in self.floors.swept(&probed) {
                 counter!(names::BELOW_FLOOR).increment(1);
-                tracing::error!(lane = head.lane, id = head.id, "an event lay below its lane's floor");
+                tracing::error!(lane = head.lane, id = ?head.id, "an event lay below its lane's floor");
             }
         }
         self.floors.probed(&probed);

@@ -8,14 +8,13 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 
 use semel_core::outbox::drain::PendingEvent;
-use uuid::Uuid;
 
 /// The events of a batch, queued per aggregate.
 #[derive(Debug)]
 pub(crate) struct Waves {
     aggregates: Vec<VecDeque<PendingEvent>>,
-    /// Which aggregate each event of the last wave belongs to, and the event's id.
-    on_their_way: Vec<(usize, Uuid)>,
+    /// Which aggregate each event of the last wave belongs to.
+    on_their_way: Vec<usize>,
 }
 
 /// What became of one event of a wave.
@@ -56,23 +55,21 @@ impl Waves {
         let mut wave = Vec::with_capacity(ready.len());
         for at in ready {
             if let Some(event) = self.aggregates[at].pop_front() {
-                self.on_their_way.push((at, event.event_id));
+                self.on_their_way.push(at);
                 wave.push(event);
             }
         }
         wave
     }
 
-    /// Takes in what became of the last wave, in its order; returns the ids of the safe ones.
-    pub(crate) fn settle(&mut self, fates: &[Fate]) -> Vec<Uuid> {
-        let mut safe = Vec::new();
-        for ((at, event_id), fate) in std::mem::take(&mut self.on_their_way).into_iter().zip(fates) {
+    /// Takes in what became of the last wave, in its order.
+    pub(crate) fn settle(&mut self, fates: &[Fate]) {
+        for (at, fate) in std::mem::take(&mut self.on_their_way).into_iter().zip(fates) {
             match fate {
-                Fate::Safe => safe.push(event_id),
+                Fate::Safe => {}
                 Fate::Stopped => self.aggregates[at].clear(),
             }
         }
-        safe
     }
 }
 
@@ -80,6 +77,7 @@ impl Waves {
 mod tests {
     use super::*;
     use time::OffsetDateTime;
+    use uuid::Uuid;
 
     fn event(id: i64, aggregate: &str) -> PendingEvent {
         PendingEvent {
@@ -107,7 +105,7 @@ mod tests {
         let mut waves =
             Waves::new(vec![event(1, "a"), event(2, "a"), event(3, "b"), event(4, "a"), event(5, "b")]);
         assert_eq!(ids(&waves.next_wave(10)), [1, 3]);
-        assert_eq!(waves.settle(&[Fate::Safe, Fate::Safe]).len(), 2);
+        waves.settle(&[Fate::Safe, Fate::Safe]);
         assert_eq!(ids(&waves.next_wave(10)), [2, 5]);
         waves.settle(&[Fate::Safe, Fate::Safe]);
         assert_eq!(ids(&waves.next_wave(10)), [4]);
@@ -121,7 +119,7 @@ mod tests {
             Waves::new(vec![event(1, "a"), event(2, "b"), event(3, "a"), event(4, "b"), event(5, "a")]);
         // "a" has more left, so it is first in the wave.
         assert_eq!(waves.next_wave(10).iter().map(|event| event.id).collect::<Vec<_>>(), [1, 2]);
-        assert_eq!(waves.settle(&[Fate::Stopped, Fate::Safe]), [Uuid::from_u128(2)]);
+        waves.settle(&[Fate::Stopped, Fate::Safe]);
         assert_eq!(ids(&waves.next_wave(10)), [4]);
         waves.settle(&[Fate::Safe]);
         assert!(waves.next_wave(10).is_empty());

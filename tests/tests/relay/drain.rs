@@ -144,7 +144,7 @@ async fn a_nacked_event_is_not_marked() -> Result<()> {
     let broker = semel_broker::Connection::open(&yard.vhost.url().parse()?, "test").await?;
     semel_broker::topology::declare_exchange(&broker, &yard.exchange).await?;
     let full = yard.vhost.scoped("full");
-    declare_full_queue(&yard, &full).await?;
+    yard.full_queue(&full, "thing.Happened").await?;
     yard.fill(3, 1).await?;
     let mut relay = Relay::new(&yard.config(1)?);
     relay.connect().await?;
@@ -159,31 +159,6 @@ async fn a_nacked_event_is_not_marked() -> Result<()> {
     };
     eventually("as many messages as marks", Duration::from_secs(10), there).await?;
     ensure!(left > 0, "a full queue confirmed everything");
-    Ok(())
-}
-
-async fn declare_full_queue(yard: &Yard, queue: &str) -> Result<()> {
-    use lapin::options::{QueueBindOptions, QueueDeclareOptions};
-    use lapin::types::{AMQPValue, FieldTable};
-    let connection =
-        lapin::Connection::connect(&yard.vhost.url(), lapin::ConnectionProperties::default()).await?;
-    let channel = connection.create_channel().await?;
-    let mut arguments = FieldTable::default();
-    arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
-    arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-    channel
-        .queue_declare(queue.into(), QueueDeclareOptions { durable: true, ..Default::default() }, arguments)
-        .await?;
-    channel
-        .queue_bind(
-            queue.into(),
-            yard.exchange.as_str().into(),
-            "thing.Happened".into(),
-            QueueBindOptions::default(),
-            FieldTable::default(),
-        )
-        .await?;
-    connection.close(200, "done".into()).await?;
     Ok(())
 }
 

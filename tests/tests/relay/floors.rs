@@ -51,7 +51,8 @@ async fn settled(relay: Relay) -> Result<Relay> {
 /// Checks that no floor hides an event.
 async fn assert_nothing_is_hidden(connection: &mut PgConnection, floors: &Floors) -> Result<()> {
     for head in drain::probe(connection, &Floors::NONE).await?.heads {
-        ensure!(head.id >= floors.of(head.lane), "{head:?} lies below its floor {}", floors.of(head.lane));
+        let is_hidden = head.id.is_some_and(|id| id < floors.of(head.lane));
+        ensure!(!is_hidden, "{head:?} lies below its floor {}", floors.of(head.lane));
     }
     Ok(())
 }

@@ -1,9 +1,12 @@
 //! The relay over a real database and a real broker, pass by pass and as a process.
 
 mod drain;
+mod events;
 mod floors;
+mod held;
 mod order;
 mod plans;
 mod processes;
 mod stuck;
+mod troubles;
 mod yard;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use semel_core::database;
 use semel_core::outbox::drain::Floors;
-use semel_core::outbox::{self, drain};
+use semel_core::outbox::{self, drain, held};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 
 use crate::yard::Yard;
@@ -89,13 +89,17 @@ async fn the_hot_path_touches_only_the_hot_index_beside_a_million_published_rows
             // What this session has read itself is told now, and not in the middle of a measurement.
             touched(&mut connection).await?;
             // A connection of its own, so that no plan is left from the round before.
-            let mut relay =
-                database::connect_with(&yard.database.url().parse()?, "plans", &drain::SETTINGS).await?;
+            let mut relay = relay_connection(&yard).await?;
             relay.execute(AssertSqlSafe(format!("SET plan_cache_mode = {mode}"))).await?;
             hot_path(&mut relay, &format!("{state}, {mode}"), pending).await?;
         }
     }
     Ok(())
+}
+
+/// A connection as a relay's.
+async fn relay_connection(yard: &Yard) -> Result<PgConnection> {
+    Ok(database::connect_with(&yard.database.url().parse()?, "plans", &drain::SETTINGS).await?)
 }
 
 async fn fill(connection: &mut PgConnection, count: i64, published: &str) -> Result<()> {
@@ -153,4 +157,100 @@ async fn assert_touched_by_sample(
     let used = after.blocks - before.blocks;
     assert!(used <= pending + 64 * 8, "sample ({round}): touched {used} blocks");
     Ok(())
+}
+
+/// What a batch asks about chains costs as much as what it gets, however long a chain or the list of dead ones is.
+#[tokio::test]
+async fn a_dead_head_with_many_followers_costs_a_batch_nothing() -> Result<()> {
+    let yard = Yard::new().await?;
+    let mut connection = yard.connect().await?;
+    connection.execute("ALTER TABLE outbox SET (autovacuum_enabled = off)").await?;
+    let fill = "
+        INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, published_at)
+            SELECT 'thing', 'a' || n % 1000, 'Happened', '{}', now() FROM generate_series(1, 200000) AS n;
+        INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, held_at, attempts, first_error, last_error, dead_at)
+            SELECT 'thing', 'dead' || n, 'Happened', '{}', now(), 1, 'e', 'e', now() FROM generate_series(1, 5000) AS n;
+        INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, held_at)
+            SELECT 'thing', 'dead1', 'Happened', '{}', now() FROM generate_series(1, 30000) AS n;
+        INSERT INTO outbox_held (aggregate_type, aggregate_id, lane, next_attempt_at, dead_at)
+            SELECT aggregate_type, aggregate_id, lane, 'infinity', now() FROM outbox WHERE dead_at IS NOT NULL;
+        INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+            SELECT 'thing', CASE n % 2 WHEN 0 THEN 'dead1' ELSE 'free' || n END, 'Happened', '{}'
+            FROM generate_series(1, 400) AS n;
+        INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, held_at, attempts, first_error, last_error)
+            SELECT 'thing', 'due' || n, 'Happened', '{}', now(), 1, 'e', 'e' FROM generate_series(1, 200) AS n;
+        INSERT INTO outbox_held (aggregate_type, aggregate_id, lane, next_attempt_at)
+            SELECT aggregate_type, aggregate_id, lane, now() - INTERVAL '1 s' FROM outbox WHERE aggregate_id LIKE 'due%'";
+    connection.execute(fill).await?;
+    for analysed in [false, true] {
+        if analysed {
+            connection.execute("ANALYZE outbox; ANALYZE outbox_held").await?;
+        }
+        for mode in ["force_custom_plan", "force_generic_plan"] {
+            touched(&mut connection).await?;
+            let mut relay = relay_connection(&yard).await?;
+            relay.execute(AssertSqlSafe(format!("SET plan_cache_mode = {mode}"))).await?;
+            about_chains(&mut relay, &format!("analysed: {analysed}, {mode}")).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn about_chains(connection: &mut PgConnection, round: &str) -> Result<()> {
+    let lanes: Vec<i16> = (0..64).collect();
+    let before = touched(connection).await?;
+    assert_eq!(drain::probe(connection, &Floors::NONE).await?.heads.len(), 64, "{round}");
+    assert_touched(connection, &before, &format!("probe ({round})"), "outbox_hot", 64 * 8).await?;
+
+    let mut tx = connection.begin().await?;
+    let before = touched_within(&mut tx).await?;
+    drain::probe(&mut tx, &Floors::NONE).await?;
+    let blocks = touched_within(&mut tx).await? - before;
+    assert!(blocks <= 64 * 16, "probe ({round}): touched {blocks} blocks");
+    let before = touched_within(&mut tx).await?;
+    assert_eq!(held::lanes_with_chains(&mut tx, &lanes).await?.len(), 64, "{round}");
+    let due = held::due(&mut tx, &lanes, 10, 1 << 20).await?;
+    assert_eq!((due.events.len(), due.idle.len()), (200, 0), "{round}");
+    let blocks = touched_within(&mut tx).await? - before;
+    assert!(blocks <= 200 * 10 + 64 * 10, "due ({round}): touched {blocks} blocks");
+
+    let hot = drain::read(&mut tx, &lanes, &Floors::NONE, 100, 1 << 20).await?;
+    let ids: Vec<uuid::Uuid> = hot.iter().map(|event| event.event_id).collect();
+    let before = touched_within(&mut tx).await?;
+    // Lane by lane at most 100: those of the dead one are in one lane.
+    assert!(held::divert(&mut tx, &ids).await?.len() >= 90, "{round}");
+    let blocks = touched_within(&mut tx).await? - before;
+    assert!(blocks <= i64::try_from(ids.len())? * 16, "divert ({round}): touched {blocks} blocks");
+
+    let before = touched_within(&mut tx).await?;
+    let failures: Vec<_> = due
+        .events
+        .iter()
+        .map(|event| held::Failure { event_id: event.event_id, error: "e".to_owned() })
+        .collect();
+    let policy = held::Policy {
+        shortest: std::time::Duration::from_secs(1),
+        longest: std::time::Duration::from_secs(1),
+        max_attempts: 10,
+        skip_dead: Vec::new(),
+    };
+    assert_eq!(held::hold(&mut tx, &failures, &policy).await?.len(), 200, "{round}");
+    let chains: Vec<_> = due
+        .events
+        .iter()
+        .map(|event| held::Aggregate { kind: event.aggregate_type.clone(), id: event.aggregate_id.clone() })
+        .collect();
+    held::settle(&mut tx, &chains).await?;
+    held::postpone(&mut tx, &chains, std::time::Duration::from_secs(1)).await?;
+    let blocks = touched_within(&mut tx).await? - before;
+    assert!(blocks <= 200 * 100, "hold and settle ({round}): touched {blocks} blocks");
+    tx.rollback().await?;
+    Ok(())
+}
+
+/// The blocks of both tables that this transaction's statements touched so far.
+async fn touched_within(tx: &mut PgConnection) -> Result<i64> {
+    let blocks = "SELECT sum(pg_stat_get_xact_blocks_fetched(oid))::BIGINT FROM pg_class
+        WHERE relname ~ '^outbox' AND relkind IN ('r', 'i')";
+    Ok(sqlx::query(blocks).fetch_one(tx).await?.try_get(0)?)
 }

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use semel_tests::net::free_port;
 use semel_tests::process::{Daemon, binary};
 use semel_tests::proxy::Proxy;
+use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 
 use crate::yard::{Yard, arrived, first_deliveries};
@@ -89,6 +90,98 @@ async fn killed_between_confirm_and_mark_it_repeats_and_loses_nothing() -> Resul
 #[tokio::test]
 async fn killed_before_its_commit_it_repeats_and_loses_nothing() -> Result<()> {
     dies_at("relay.before_commit", true).await
+}
+
+/// A relay that dies around setting events aside, and another that goes on.
+async fn dies_setting_aside_at(failpoint: &str) -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let mut connection = yard.connect().await?;
+    for aggregate in 1..=20 {
+        let name = format!("s{aggregate}");
+        yard.insert(&mut connection, &name, 1, "Unheard").await?;
+        for version in 2..=10 {
+            yard.insert(&mut connection, &name, version, "Happened").await?;
+        }
+    }
+    yard.fill(20, 10).await?;
+    let log = tempfile(failpoint);
+    let plan = format!("{failpoint}=abort");
+    let env = [("SEMEL_FAILPOINTS", plan.as_str()), ("SEMEL_FAILPOINT_LOG", log.as_str())];
+    let (doomed, _) = start(&yard, "doomed", &env).await?;
+    let status = doomed.wait_exit(READY).await?;
+    ensure!(!status.success(), "the failpoint did not kill it");
+    ensure!(std::fs::read_to_string(&log)?.contains(failpoint), "the failpoint was not hit");
+    std::fs::remove_file(&log)?;
+
+    let (_heir, _) = start(&yard, "heir", &[]).await?;
+    let yard = &yard;
+    let aside = || async move {
+        let held = yard.count("held_at IS NOT NULL AND published_at IS NULL").await;
+        let waiting = yard.count("published_at IS NULL AND held_at IS NULL").await;
+        match (held, waiting) {
+            (Ok(200), Ok(0)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("each event to be published or set aside", READY, aside).await?;
+    arrived(&tap, 200).await?;
+    ensure!(first_deliveries(&tap, "s1")?.is_empty(), "a later event overtook its predecessor");
+    let heard = yard.vhost.scoped("heard");
+    let heard =
+        Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
+    let none = || async move {
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("every event to be published after the repair", READY, none).await?;
+    arrived(&heard, 200).await?;
+    for aggregate in 1..=20 {
+        let name = format!("s{aggregate}");
+        assert_eq!(first_deliveries(&heard, &name)?, (1..=10).collect::<Vec<_>>(), "{name}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_fails_is_told_in_a_line_a_second_and_not_in_one_per_event() -> Result<()> {
+    let yard = Yard::new().await?;
+    let _tap = yard.tap(&["thing.Happened"]).await?;
+    yard.execute(
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+         SELECT 'thing', 'bad' || n, 'Unheard', '{}' FROM generate_series(1, 5000) AS n",
+    )
+    .await?;
+    let began = std::time::Instant::now();
+    let (relay, _) = start(&yard, "terse", &[("SEMEL_RELAY_MAX_ATTEMPTS", "2")]).await?;
+    let yard = &yard;
+    let dead = || async move {
+        match yard.count("dead_at IS NOT NULL AND attempts = 2").await {
+            Ok(5000) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("each event to be dead", READY, dead).await?;
+    let lines = relay.lines();
+    let of = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+    let (failed, given_up) = (of("could not be published"), of("were given up on"));
+    ensure!(failed > 0 && given_up > 0, "nothing was said: {lines:?}");
+    // Four workers, and a line of each kind a second.
+    let most = usize::try_from(4 * (began.elapsed().as_secs() + 1))?;
+    ensure!(failed <= most && given_up <= most, "{failed} and {given_up} lines, {most} at most");
+    Ok(())
+}
+
+#[tokio::test]
+async fn killed_when_failed_events_are_set_aside_it_loses_and_reorders_nothing() -> Result<()> {
+    dies_setting_aside_at("relay.after_hold").await
+}
+
+#[tokio::test]
+async fn killed_when_events_are_set_aside_behind_others_it_loses_and_reorders_nothing() -> Result<()> {
+    dies_setting_aside_at("relay.after_divert").await
 }
 
 #[tokio::test]

@@ -5,11 +5,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use semel_core::admin::Health;
 use semel_core::lifecycle::{Pass, Work as _};
+use semel_core::outbox::held::Policy;
 use semel_core::schema::{self, ENGINE};
 use semel_relay::{Config, Prober, RelayError, Shared, TopologyMode, Worker};
 use semel_tests::services::{Database, Services, Vhost};
 use semel_tests::tap::Tap;
-use sqlx::{PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 
 /// Where a test's relays work.
 pub(crate) struct Yard {
@@ -20,7 +21,11 @@ pub(crate) struct Yard {
 
 impl Yard {
     pub(crate) async fn new() -> Result<Self> {
-        let services = Services::from_env()?;
+        Self::on(&Services::from_env()?).await
+    }
+
+    /// One that uses these services.
+    pub(crate) async fn on(services: &Services) -> Result<Self> {
         let database = services.create_database("relay").await?;
         schema::migrate(&database.url().parse()?, &[&ENGINE]).await?;
         let vhost = services.create_vhost("relay").await?;
@@ -49,6 +54,12 @@ impl Yard {
             batch_bytes: 1024 * 1024,
             batch_time: Duration::from_secs(5),
             confirm_limit: Duration::from_secs(15),
+            held: Policy {
+                shortest: Duration::from_millis(200),
+                longest: Duration::from_secs(1),
+                max_attempts: 1000,
+                skip_dead: Vec::new(),
+            },
         })
     }
 
@@ -83,6 +94,37 @@ impl Yard {
         .bind(versions)
         .execute(&mut self.connect().await?)
         .await?;
+        Ok(())
+    }
+
+    /// Counts events that meet a condition.
+    pub(crate) async fn count(&self, condition: &str) -> Result<i64> {
+        let query = format!("SELECT count(*) FROM outbox WHERE {condition}");
+        Ok(sqlx::query(AssertSqlSafe(query)).fetch_one(&mut self.connect().await?).await?.try_get(0)?)
+    }
+
+    /// Executes statements.
+    pub(crate) async fn execute(&self, sql: &str) -> Result<()> {
+        self.connect().await?.execute(AssertSqlSafe(sql.to_owned())).await?;
+        Ok(())
+    }
+
+    /// Declares a queue that is full with one message, and nacks what comes after it, for these keys.
+    pub(crate) async fn full_queue(&self, queue: &str, key: &str) -> Result<()> {
+        use lapin::options::{QueueBindOptions, QueueDeclareOptions};
+        use lapin::types::{AMQPValue, FieldTable};
+        let connection =
+            lapin::Connection::connect(&self.vhost.url(), lapin::ConnectionProperties::default()).await?;
+        let channel = connection.create_channel().await?;
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
+        arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+        let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+        channel.queue_declare(queue.into(), durable, arguments).await?;
+        let exchange = self.exchange.as_str().into();
+        let bind = QueueBindOptions::default();
+        channel.queue_bind(queue.into(), exchange, key.into(), bind, FieldTable::default()).await?;
+        connection.close(200, "done".into()).await?;
         Ok(())
     }
 

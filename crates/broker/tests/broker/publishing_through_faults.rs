@@ -143,6 +143,8 @@ async fn a_blocked_connection_is_seen_and_hangs_neither_wave_nor_close() {
         let begun = Instant::now();
         let wave = publisher.publish_wave(vec![bed.outgoing("in", "x")]).await;
         assert!(is_unknown(&wave.outcomes[0]));
+        assert!(matches!(wave.broken, Some(Error::Blocked { .. })), "{:?}", wave.broken);
+        assert!(publisher.is_blocked(), "it stays open, to learn when the alarm is over");
         within("a blocked publisher to close", SOON, publisher.close()).await;
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     })

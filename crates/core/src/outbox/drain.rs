@@ -31,13 +31,13 @@ pub const LANES: i16 = 64;
 pub const SETTINGS: [(&str, &str); 3] =
     [("enable_bitmapscan", "off"), ("enable_seqscan", "off"), ("jit", "off")];
 
-/// A lane that has events ready to publish.
+/// A lane that has events ready to publish, or chains that are due.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LaneHead {
     /// The lane, 0 to 63.
     pub lane: i16,
-    /// The id of its oldest event.
-    pub id: i64,
+    /// The id of its oldest event that is ready to publish; none where only chains are due.
+    pub id: Option<i64>,
 }
 
 /// An event that is ready to publish.
@@ -72,11 +72,12 @@ pub struct Probed {
     pub run: ServerRun,
     /// Whether that server takes no writes, so that what it tells is of no use.
     pub read_only: bool,
-    /// The lanes that have events ready to publish, oldest head first.
+    /// The lanes that have events ready to publish, oldest head first, and before them those that only have chains that are
+    /// due.
     pub heads: Vec<LaneHead>,
 }
 
-/// Looks for lanes that have events ready to publish. Takes no lock.
+/// Looks for lanes that have events ready to publish, or chains that are due. Takes no lock.
 ///
 /// # Errors
 ///
@@ -86,18 +87,27 @@ pub async fn probe(connection: &mut PgConnection, floors: &Floors) -> Result<Pro
     let row = sqlx::query!(
         r#"-- outbox_probe
         SELECT pg_postmaster_start_time() AS "run!", current_setting('transaction_read_only')::BOOLEAN AS "read_only!",
-               COALESCE(array_agg(head.lane ORDER BY head.id), '{}') AS "lanes!",
-               COALESCE(array_agg(head.id ORDER BY head.id), '{}') AS "ids!"
+               COALESCE(array_agg(found.lane ORDER BY found.id NULLS FIRST), '{}') AS "lanes!",
+               COALESCE(array_agg(found.id ORDER BY found.id NULLS FIRST), '{}') AS "ids!: Vec<Option<i64>>"
         FROM (
-            SELECT (place - 1)::SMALLINT AS lane,
-                   CASE WHEN pg_postmaster_start_time() = $1::TIMESTAMPTZ THEN id ELSE 0 END AS floor
-            FROM unnest($2::BIGINT[]) WITH ORDINALITY AS known (id, place)
-        ) AS lanes
-        CROSS JOIN LATERAL (
-            SELECT outbox.lane, id FROM outbox
-            WHERE outbox.lane = lanes.lane AND published_at IS NULL AND held_at IS NULL AND id >= lanes.floor
-            ORDER BY outbox.lane, id LIMIT 1
-        ) AS head"#,
+            SELECT lanes.lane, head.id
+            FROM (
+                SELECT (place - 1)::SMALLINT AS lane,
+                       CASE WHEN pg_postmaster_start_time() = $1::TIMESTAMPTZ THEN id ELSE 0 END AS floor
+                FROM unnest($2::BIGINT[]) WITH ORDINALITY AS known (id, place)
+            ) AS lanes
+            LEFT JOIN LATERAL (
+                SELECT outbox.lane, id FROM outbox
+                WHERE outbox.lane = lanes.lane AND published_at IS NULL AND held_at IS NULL AND id >= lanes.floor
+                ORDER BY outbox.lane, id LIMIT 1
+            ) AS head ON true
+            LEFT JOIN LATERAL (
+                SELECT outbox_held.lane FROM outbox_held
+                WHERE outbox_held.lane = lanes.lane AND next_attempt_at <= statement_timestamp()
+                ORDER BY outbox_held.lane, next_attempt_at LIMIT 1
+            ) AS due ON true
+            WHERE head.lane IS NOT NULL OR due.lane IS NOT NULL
+        ) AS found"#,
         floors.started(),
         floors.all()
     )

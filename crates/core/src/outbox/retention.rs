@@ -1,7 +1,7 @@
-//! Deleting published events past their retention.
+//! Deleting events past their retention: published ones, and those that a person discarded.
 //!
-//! The walk goes by blocks (see [`walk`](crate::walk)), since no index but the hot one may know the events' order. An event
-//! that is not published never goes, whatever its age: not one that waits, nor one that is held, dead or discarded.
+//! The walk goes by blocks (see [`walk`](crate::walk)), since no index but the hot one may know the events' order. Any
+//! other event never goes, whatever its age: not one that waits, nor one that is held or dead.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use sqlx::PgConnection;
 use crate::idempotency::store::interval;
 use crate::walk::Blocks;
 
-/// Deletes events of these blocks that were published longer than `age` ago, at most `limit`. Returns how many went.
+/// Deletes events of these blocks that were published or discarded longer than `age` ago, at most `limit`. Returns how many
+/// went.
 ///
 /// # Errors
 ///
@@ -23,10 +24,10 @@ pub async fn reap_published(
 ) -> Result<u64, sqlx::Error> {
     let done = sqlx::query!(
         "-- outbox_reap_published
-        DELETE FROM outbox WHERE published_at IS NOT NULL AND ctid = ANY (ARRAY (
+        DELETE FROM outbox WHERE COALESCE(published_at, discarded_at) IS NOT NULL AND ctid = ANY (ARRAY (
             SELECT ctid FROM outbox
             WHERE ctid >= format('(%s,0)', $1::BIGINT)::TID AND ctid < format('(%s,0)', $2::BIGINT)::TID
-              AND published_at < clock_timestamp() - $3::INTERVAL AND dead_at IS NULL AND discarded_at IS NULL
+              AND COALESCE(published_at, discarded_at) < clock_timestamp() - $3::INTERVAL
             LIMIT $4
             FOR UPDATE SKIP LOCKED
         ))",

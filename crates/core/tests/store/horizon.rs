@@ -75,7 +75,7 @@ async fn floors_leave_out_what_is_below_them_on_the_run_they_name_alone() {
             let probed = drain::probe(&mut connection, &floors).await.unwrap();
             assert_eq!((probed.run, probed.heads.len()), (here, 1));
             let LaneHead { lane, id } = probed.heads[0];
-            assert_eq!(id, expected[0]);
+            assert_eq!(id, Some(expected[0]));
             let read = drain::read(&mut connection, &[lane], &floors, 10, i64::MAX).await.unwrap();
             assert_eq!(read.iter().map(|event| event.id).collect::<Vec<_>>(), expected);
         }

@@ -7,6 +7,7 @@ mod database;
 mod drain;
 mod driven;
 mod engine;
+mod held;
 mod hint;
 mod horizon;
 mod inbox;

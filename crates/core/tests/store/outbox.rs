@@ -189,16 +189,23 @@ async fn refuses_states_that_contradict_themselves() {
         for (constraint, change) in [
             ("outbox_attempts_not_negative", "UPDATE outbox SET attempts = -1"),
             ("outbox_failed_has_errors", "UPDATE outbox SET first_error = 'a', attempts = 1"),
-            ("outbox_failed_has_errors", "UPDATE outbox SET first_error = 'a', last_error = 'a'"),
+            ("outbox_failed_has_errors", "UPDATE outbox SET attempts = 1"),
             ("outbox_dead_is_held", "UPDATE outbox SET dead_at = now()"),
-            ("outbox_discarded_is_held", "UPDATE outbox SET discarded_at = now()"),
+            ("outbox_skipped_is_dead", "UPDATE outbox SET held_at = now(), skipped_at = now()"),
+            (
+                "outbox_discarded_is_held",
+                "UPDATE outbox SET discarded_at = now(), discarded_by = 'a', discard_reason = 'r'",
+            ),
+            ("outbox_discarded_has_reason", "UPDATE outbox SET held_at = now(), discarded_at = now()"),
+            ("outbox_discarded_has_reason", "UPDATE outbox SET discarded_by = 'a', discard_reason = 'r'"),
             (
                 "outbox_published_is_alive",
                 "UPDATE outbox SET held_at = now(), dead_at = now(), published_at = now()",
             ),
             (
                 "outbox_published_is_alive",
-                "UPDATE outbox SET held_at = now(), discarded_at = now(), published_at = now()",
+                "UPDATE outbox SET held_at = now(), discarded_at = now(), discarded_by = 'a', discard_reason = 'r',
+                 published_at = now()",
             ),
         ] {
             let error = sqlx::query(change).execute(&db.pool).await.expect_err(change);

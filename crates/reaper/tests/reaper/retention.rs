@@ -13,21 +13,24 @@ use crate::database::{Database, Stuck, with_database, with_sets};
 
 const WEEK: Duration = Duration::from_hours(7 * 24);
 
-/// One event of every kind that is not for deletion, all of them ten days old, and two that are.
+/// One event of every kind that is not for deletion, all of them ten days old, and three that are.
 const EVENTS: &str = "
     INSERT INTO outbox (
         aggregate_type, aggregate_id, event_type, payload, created_at, published_at, attempts, first_error, last_error,
-        held_at, dead_at, discarded_at
+        held_at, dead_at, discarded_at, discarded_by, discard_reason
     )
     SELECT 'order', name, 'OrderCreated', '{}', now() - INTERVAL '10 days', now() - published,
            CASE WHEN held IS NULL THEN 0 ELSE 1 END, held, held,
            CASE WHEN held IS NOT NULL THEN now() - INTERVAL '10 days' END,
            CASE WHEN held = 'dead' THEN now() - INTERVAL '9 days' END,
-           CASE WHEN held = 'discarded' THEN now() - INTERVAL '9 days' END
+           CASE WHEN held = 'discarded' THEN now() - discarded END,
+           CASE WHEN held = 'discarded' THEN 'ada' END, CASE WHEN held = 'discarded' THEN 'no use' END
     FROM (VALUES
-        ('old-1', INTERVAL '8 days', NULL), ('old-2', INTERVAL '169 hours', NULL), ('young', INTERVAL '167 hours', NULL),
-        ('waiting', NULL, NULL), ('held', NULL, 'held'), ('dead', NULL, 'dead'), ('discarded', NULL, 'discarded')
-    ) AS events (name, published, held)";
+        ('old-1', INTERVAL '8 days', NULL, NULL), ('old-2', INTERVAL '169 hours', NULL, NULL),
+        ('young', INTERVAL '167 hours', NULL, NULL), ('waiting', NULL, NULL, NULL), ('held', NULL, 'held', NULL),
+        ('dead', NULL, 'dead', NULL), ('discarded', NULL, 'discarded', INTERVAL '167 hours'),
+        ('discarded-old', NULL, 'discarded', INTERVAL '169 hours')
+    ) AS events (name, published, held, discarded)";
 
 /// Passes until so many in a row have found nothing: a whole round, where that many passes see the whole table.
 async fn walk(retention: &mut Retention, idle: usize) {
@@ -42,7 +45,7 @@ fn reaping(pool: &PgPool, kept: Kept, age: Duration) -> Retention {
 }
 
 #[tokio::test]
-async fn published_events_go_and_no_other() {
+async fn published_and_discarded_events_go_and_no_other() {
     with_database(async |db: Database| {
         db.execute(EVENTS).await;
         walk(&mut reaping(&db.pool, Kept::PublishedEvents, WEEK), 2).await;
@@ -59,7 +62,7 @@ async fn a_batch_that_is_full_comes_back_to_its_blocks() {
     with_database(async |db: Database| {
         db.execute(EVENTS).await;
         let mut retention = Retention::new(db.pool.clone(), Kept::PublishedEvents, WEEK, 1);
-        let passes = [Pass::Full, Pass::Full, Pass::Idle];
+        let passes = [Pass::Full, Pass::Full, Pass::Full, Pass::Idle];
         for expected in passes {
             assert_eq!(retention.run_once().await.unwrap(), expected);
         }
@@ -82,7 +85,7 @@ async fn one_table_keeps_no_other_from_being_walked() {
         let kinds = [Kept::ProcessedEvents, Kept::PublishedEvents, Kept::OperatorActions];
         let mut walks = Walks::new(kinds.map(|kept| Retention::new(db.pool.clone(), kept, WEEK, 1)).into());
         walks.run_once().await.unwrap_err();
-        assert_eq!(db.count("SELECT count(*) FROM outbox").await, 6);
+        assert_eq!(db.count("SELECT count(*) FROM outbox").await, 7);
         assert_eq!(db.count("SELECT count(*) FROM operator_actions").await, 2);
         // Now those that have more, and those alone, to their end.
         let passes = [Pass::Full, Pass::Full, Pass::Idle];

@@ -18,7 +18,7 @@ fn writers(open: &[&str]) -> Writers {
 }
 
 fn probed(heads: &[(i16, i64)]) -> Probed {
-    let heads = heads.iter().map(|&(lane, id)| LaneHead { lane, id }).collect();
+    let heads = heads.iter().map(|&(lane, id)| LaneHead { lane, id: Some(id) }).collect();
     Probed { run: run(1), read_only: false, heads }
 }
 
@@ -123,7 +123,7 @@ fn that_hid_an_event_are_told_and_dropped() {
     keeper.probed(&probed(&[(1, 4)]));
     assert_eq!(keeper.swept(&probed(&[(0, 11), (1, 4)])), []);
     assert_eq!(floors(&keeper), [11, 4]);
-    assert_eq!(keeper.swept(&probed(&[(0, 11), (1, 3)])), [LaneHead { lane: 1, id: 3 }]);
+    assert_eq!(keeper.swept(&probed(&[(0, 11), (1, 3)])), [LaneHead { lane: 1, id: Some(3) }]);
     assert_eq!(floors(&keeper), [0, 0]);
 }
 

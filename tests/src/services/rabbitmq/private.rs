@@ -26,6 +26,8 @@ use crate::wait::eventually;
 const NAME: &str = "rabbitmq";
 const START_DEADLINE: Duration = Duration::from_mins(2);
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the control program may take.
+const CONTROL_DEADLINE: Duration = Duration::from_mins(1);
 /// How long one look at a starting server may take.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a start is tried with other ports.
@@ -207,6 +209,31 @@ impl PrivateRabbitMq {
     pub async fn restart(&self) -> Result<()> {
         self.stop().await?;
         self.start().await
+    }
+
+    /// Runs the server's own control program, `rabbitmqctl`, and returns what it says.
+    ///
+    /// # Errors
+    ///
+    /// It is not there, fails, or does not end in time.
+    pub async fn control(&self, args: &[&str]) -> Result<String> {
+        let state = self.load()?;
+        let mut command = tokio::process::Command::new(state.script.with_file_name("rabbitmqctl"));
+        command
+            .env("HOME", &self.dir)
+            .env("RABBITMQ_CONF_ENV_FILE", self.dir.join("environment"))
+            .env("RABBITMQ_NODENAME", format!("semel{}@localhost", state.amqp_port))
+            .args(args)
+            .kill_on_drop(true);
+        let output = tokio::time::timeout(CONTROL_DEADLINE, command.output());
+        let output = output.await.context("rabbitmqctl does not end")?.context("running rabbitmqctl")?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        anyhow::ensure!(
+            output.status.success(),
+            "rabbitmqctl {args:?}: {}{said}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(said)
     }
 
     /// The server's process.

@@ -68,8 +68,9 @@ impl Floors {
     pub fn raise(&mut self, heads: &[LaneHead], limit: i64) {
         let mut next = [limit; LANE_COUNT];
         for head in heads {
-            if let Some(next) = usize::try_from(head.lane).ok().and_then(|lane| next.get_mut(lane)) {
-                *next = head.id.min(*next);
+            let next = usize::try_from(head.lane).ok().and_then(|lane| next.get_mut(lane));
+            if let (Some(next), Some(id)) = (next, head.id) {
+                *next = id.min(*next);
             }
         }
         for (floor, next) in self.ids.iter_mut().zip(next) {
@@ -160,9 +161,10 @@ mod tests {
     #[test]
     fn floors_rise_to_the_oldest_event_and_no_further_than_the_limit_and_never_fall() {
         let mut floors = Floors::on(ServerRun(OffsetDateTime::UNIX_EPOCH));
-        floors.raise(&[LaneHead { lane: 3, id: 7 }, LaneHead { lane: 4, id: 90 }], 50);
+        let head = |lane, id| LaneHead { lane, id };
+        floors.raise(&[head(3, Some(7)), head(4, Some(90)), head(5, None)], 50);
         assert_eq!([floors.of(3), floors.of(4), floors.of(5)], [7, 50, 50]);
-        floors.raise(&[LaneHead { lane: 5, id: 20 }], 60);
+        floors.raise(&[head(5, Some(20))], 60);
         assert_eq!([floors.of(3), floors.of(4), floors.of(5)], [60, 60, 50]);
     }
 }

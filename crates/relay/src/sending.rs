@@ -1,0 +1,174 @@
+//! Publishing a batch in waves, and what its events' outcomes mean for them.
+//!
+//! An event is to blame when it came back, was not taken or cannot be sent; and when its confirm did not come although
+//! others of its wave were confirmed and the broker still answers: then it is its queue that is silent. Anything else is
+//! the trouble of the connection or of the broker, and costs no event an attempt.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use metrics::{counter, histogram};
+use semel_broker::{Envelope, Error, Message, Outcome, Outgoing, Publisher};
+use semel_core::failpoint;
+use semel_core::outbox::drain::PendingEvent;
+use semel_core::outbox::held::{Aggregate, Failure};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::complaints::Complaints;
+#[cfg(feature = "failpoints")]
+use crate::failpoints;
+use crate::metrics as names;
+use crate::options::Config;
+use crate::unmarked::Unmarked;
+use crate::waves::{Fate, Waves};
+
+/// Most events of one wave: a channel is used fully by some hundred.
+const WAVE: usize = 1000;
+
+/// Where the events of a wave come from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Source {
+    /// The hot path.
+    Hot,
+    /// Chains.
+    Chains,
+}
+
+/// What came of publishing a batch.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    /// Events that are safe with the broker.
+    pub(crate) confirmed: Vec<Uuid>,
+    /// Events that failed by their own fault.
+    pub(crate) failures: Vec<Failure>,
+    /// Chains of which something is safe.
+    pub(crate) advanced: BTreeSet<Aggregate>,
+    /// Chains that failed.
+    pub(crate) failed: BTreeSet<Aggregate>,
+    /// Chains whose event the broker did not answer, without that being the event's fault.
+    pub(crate) unanswered: BTreeSet<Aggregate>,
+    /// Why the publisher cannot be used any more.
+    pub(crate) broken: Option<Error>,
+}
+
+/// An event on its way.
+struct Awaited {
+    event_id: Uuid,
+    lane: i16,
+    chain: Option<Aggregate>,
+}
+
+/// Publishes events for one batch.
+pub(crate) struct Sending<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) unmarked: &'a Unmarked,
+    pub(crate) complaints: &'a mut Complaints,
+    pub(crate) began: Instant,
+    pub(crate) sent: Sent,
+}
+
+impl Sending<'_> {
+    /// Publishes events in waves; after `limit` from the beginning of the batch no further wave begins.
+    pub(crate) async fn publish(
+        &mut self,
+        publisher: &mut Publisher,
+        events: Vec<PendingEvent>,
+        source: Source,
+        limit: Duration,
+    ) {
+        let mut waves = Waves::new(events);
+        while self.began.elapsed() < limit && self.sent.broken.is_none() {
+            let events = waves.next_wave(WAVE);
+            if events.is_empty() {
+                break;
+            }
+            let mut awaited = Vec::with_capacity(events.len());
+            let mut wave = Vec::with_capacity(events.len());
+            for event in events {
+                let chain = (source == Source::Chains).then(|| Aggregate {
+                    kind: event.aggregate_type.clone(),
+                    id: event.aggregate_id.clone(),
+                });
+                awaited.push(Awaited { event_id: event.event_id, lane: event.lane, chain });
+                wave.push(self.outgoing(event));
+            }
+            let started = Instant::now();
+            let judged = publisher.publish_wave(wave).await;
+            histogram!(names::CONFIRM).record(started.elapsed().as_secs_f64());
+            let fates = self.judge(awaited, &judged.outcomes, judged.broken.as_ref());
+            waves.settle(&fates);
+            self.sent.broken = judged.broken;
+            failpoint!(failpoints::AFTER_CONFIRM);
+        }
+    }
+
+    fn judge(&mut self, awaited: Vec<Awaited>, outcomes: &[Outcome], broken: Option<&Error>) -> Vec<Fate> {
+        let is_any_confirmed = outcomes.contains(&Outcome::Confirmed);
+        let (is_unconfirmed, is_late) = (
+            matches!(broken, Some(Error::Unconfirmed { .. })),
+            matches!(broken, Some(Error::Unconfirmed { .. } | Error::TimedOut { .. })),
+        );
+        let mut fates = Vec::with_capacity(awaited.len());
+        let mut safe = Vec::with_capacity(awaited.len());
+        for (Awaited { event_id, lane, chain }, outcome) in awaited.into_iter().zip(outcomes) {
+            let label = names::label(outcome);
+            counter!(names::OUTCOMES, "outcome" => label).increment(1);
+            let error = match outcome {
+                Outcome::Confirmed => {
+                    safe.push((lane, event_id));
+                    self.sent.advanced.extend(chain);
+                    fates.push(Fate::Safe);
+                    continue;
+                }
+                Outcome::Returned { reason } => format!("returned: {reason}"),
+                Outcome::Nacked => "nacked: a queue did not take it, such as one that is full".to_owned(),
+                Outcome::Refused { reason } => format!("refused: {reason}"),
+                Outcome::Unknown { reason } if is_unconfirmed && is_any_confirmed => {
+                    format!("unknown: {reason}, while others were")
+                }
+                Outcome::Unknown { .. } => {
+                    // Nobody's fault but the connection's; said once, by the pass.
+                    if is_late {
+                        self.sent.unanswered.extend(chain);
+                    }
+                    fates.push(Fate::Stopped);
+                    continue;
+                }
+            };
+            let failure = Failure { event_id, error };
+            self.complaints.failed(label, &failure);
+            self.sent.failures.push(failure);
+            self.sent.failed.extend(chain);
+            fates.push(Fate::Stopped);
+        }
+        self.sent.confirmed.extend(safe.iter().map(|&(_, event_id)| event_id));
+        self.unmarked.remember(safe);
+        fates
+    }
+
+    fn outgoing(&self, event: PendingEvent) -> Outgoing {
+        // The table's names are bounded so that the key fits; one that does not is refused by the publisher.
+        let routing_key = format!("{}.{}", event.aggregate_type, event.event_type);
+        let envelope = Envelope {
+            event_id: event.event_id,
+            event_type: event.event_type,
+            aggregate_type: event.aggregate_type,
+            aggregate_id: event.aggregate_id,
+            aggregate_version: event.aggregate_version,
+            outbox_id: event.id,
+            created_at_unix_micros: micros(event.created_at),
+            source: self.config.source.clone(),
+            headers: event.headers.0,
+        };
+        Outgoing {
+            exchange: self.config.exchange.clone(),
+            routing_key,
+            message: Message::Event { envelope: Box::new(envelope), body: event.payload.into_bytes() },
+        }
+    }
+}
+
+fn micros(time: OffsetDateTime) -> i64 {
+    i64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or_default()
+}

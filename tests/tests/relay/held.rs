@@ -1,0 +1,293 @@
+//! Events that cannot be published, driven pass by pass: each gets its own true outcome, and nobody else pays for it.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use semel_core::lifecycle::Pass;
+use semel_relay::{Config, RelayError, TopologyMode};
+use semel_tests::services::Services;
+use semel_tests::tap::Tap;
+use semel_tests::wait::eventually;
+use tokio::sync::Mutex;
+
+use crate::yard::{Relay, Yard, arrived, first_deliveries};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Passes until a condition on the outbox is met by no event.
+async fn passes_until_none(yard: &Yard, relay: &Mutex<Relay>, condition: &str) -> Result<()> {
+    let none = || async {
+        relay.lock().await.pass().await.map_err(|error| error.to_string())?;
+        match yard.count(condition).await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually(&format!("no event to be {condition}"), SOON, none).await
+}
+
+async fn connected(config: &Config) -> Result<Mutex<Relay>> {
+    let mut relay = Relay::new(config);
+    relay.connect().await?;
+    Ok(Mutex::new(relay))
+}
+
+/// Tries what failed not again in this test.
+fn without_retries(mut config: Config) -> Config {
+    config.held.shortest = Duration::from_hours(1);
+    config.held.longest = Duration::from_hours(1);
+    config
+}
+
+#[tokio::test]
+async fn in_a_mixed_window_each_event_has_its_own_true_outcome() -> Result<()> {
+    // `cargo xtask test --full` sets it.
+    let rounds = if std::env::var_os("SEMEL_TEST_FULL").is_some() { 50 } else { 4 };
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.full_queue(&yard.vhost.scoped("full"), "thing.Nacked").await?;
+    let mut config = without_retries(yard.config(1)?);
+    // All in one window: a lane's share of the batch is more than any lane has.
+    config.batch = 500 * 64;
+    let relay = connected(&config).await?;
+    yard.execute(
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('thing', 'fills', 'Nacked', '{}')",
+    )
+    .await?;
+    passes_until_none(&yard, &relay, "published_at IS NULL").await?;
+    for round in 1..=rounds {
+        yard.execute(&format!(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, aggregate_version, event_type, payload, created_at)
+             SELECT 'thing', 'r{round}-' || n, 1,
+                    CASE n % 5 WHEN 1 THEN 'Unheard' WHEN 2 THEN 'Nacked' ELSE 'Happened' END, '{{}}',
+                    CASE n % 5 WHEN 3 THEN '1969-07-20' ELSE clock_timestamp() END
+             FROM generate_series(1, 500) AS n ORDER BY random()"
+        ))
+        .await?;
+        passes_until_none(&yard, &relay, "published_at IS NULL AND held_at IS NULL").await?;
+    }
+    for (outcome, event) in [
+        ("returned: %NO_ROUTE%", "event_type = 'Unheard'"),
+        ("nacked%", "event_type = 'Nacked' AND aggregate_id <> 'fills'"),
+        ("refused:%1970%", "created_at < '1970-01-01'"),
+    ] {
+        let failed =
+            format!("{event} AND last_error LIKE '{outcome}' AND attempts = 1 AND published_at IS NULL");
+        assert_eq!(yard.count(&failed).await?, rounds * 100, "{event}");
+    }
+    let published =
+        "event_type = 'Happened' AND created_at > '1970-01-01' AND published_at IS NOT NULL AND attempts = 0";
+    assert_eq!(yard.count(published).await?, rounds * 200);
+    let routed = usize::try_from(rounds * 200)?;
+    arrived(&tap, routed).await?;
+    assert_eq!(tap.messages()?.len(), routed, "nothing was sent twice");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failing_aggregate_holds_up_none_of_a_thousand_and_is_in_order_after_the_repair() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let mut connection = yard.connect().await?;
+    yard.insert(&mut connection, "stuck", 1, "Unheard").await?;
+    for version in 2..=40 {
+        yard.insert(&mut connection, "stuck", version, "Happened").await?;
+    }
+    yard.fill(1000, 3).await?;
+    let relay = connected(&yard.config(1)?).await?;
+    passes_until_none(&yard, &relay, "published_at IS NULL AND aggregate_id <> 'stuck'").await?;
+    arrived(&tap, 3000).await?;
+    ensure!(first_deliveries(&tap, "stuck")?.is_empty(), "a later event overtook an unroutable one");
+    // Some of its events come when the others are set aside already.
+    for version in 41..=45 {
+        yard.insert(&mut connection, "stuck", version, "Happened").await?;
+    }
+    passes_until_none(&yard, &relay, "published_at IS NULL AND held_at IS NULL").await?;
+
+    let heard = yard.vhost.scoped("heard");
+    let heard =
+        Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard", "thing.Happened"]).await?;
+    passes_until_none(&yard, &relay, "published_at IS NULL").await?;
+    arrived(&heard, 45).await?;
+    assert_eq!(first_deliveries(&heard, "stuck")?, (1..=45).collect::<Vec<_>>());
+    assert_eq!(yard.count("EXISTS (SELECT FROM outbox_held)").await?, 0, "the chain is gone");
+    yard.insert(&mut connection, "stuck", 46, "Happened").await?;
+    passes_until_none(&yard, &relay, "published_at IS NULL").await?;
+    assert_eq!(yard.count("aggregate_version = 46 AND held_at IS NULL").await?, 1, "hot again");
+    Ok(())
+}
+
+#[tokio::test]
+async fn twenty_thousand_failing_aggregates_starve_no_other() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.execute(
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+         SELECT 'thing', 'bad' || n, 'Unheard', '{}' FROM generate_series(1, 20000) AS n",
+    )
+    .await?;
+    yard.fill(100, 2).await?;
+    let mut config = without_retries(yard.config(1)?);
+    config.batch = 5000;
+    let relay = connected(&config).await?;
+    passes_until_none(&yard, &relay, "published_at IS NULL AND event_type = 'Happened'").await?;
+    arrived(&tap, 200).await?;
+
+    // And when all of the others are due at once, again and again.
+    yard.execute("UPDATE outbox_held SET next_attempt_at = now()").await?;
+    yard.fill(100, 2).await?;
+    let mut passes = 0;
+    while yard.count("published_at IS NULL AND event_type = 'Happened'").await? > 0 {
+        relay.lock().await.pass().await?;
+        passes += 1;
+        ensure!(passes <= 10, "hot events wait behind those that are tried again");
+    }
+    ensure!(yard.count("attempts = 2").await? > 0, "and those do not wait for ever either");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lane_that_holds_only_failed_events_is_tried_again_by_itself() -> Result<()> {
+    let yard = Yard::new().await?;
+    let _tap = yard.tap(&["thing.Happened"]).await?;
+    yard.insert(&mut yard.connect().await?, "alone", 1, "Unheard").await?;
+    let relay = connected(&yard.config(1)?).await?;
+    passes_until_none(&yard, &relay, "attempts < 3").await?;
+    let heard = yard.vhost.scoped("heard");
+    let heard = Tap::open(&yard.vhost.url(), &yard.exchange, &heard, &["thing.Unheard"]).await?;
+    passes_until_none(&yard, &relay, "published_at IS NULL").await?;
+    arrived(&heard, 1).await
+}
+
+#[tokio::test]
+async fn a_dead_event_blocks_its_aggregate_and_one_that_is_skipped_does_not() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let mut connection = yard.connect().await?;
+    for (aggregate, event_type) in [("blocked", "Unheard"), ("skipped", "Noted")] {
+        yard.insert(&mut connection, aggregate, 1, event_type).await?;
+        for version in 2..=4 {
+            yard.insert(&mut connection, aggregate, version, "Happened").await?;
+        }
+    }
+    let mut config = yard.config(1)?;
+    config.held.max_attempts = 2;
+    config.held.skip_dead = vec!["Noted".to_owned()];
+    let relay = connected(&config).await?;
+    passes_until_none(&yard, &relay, "aggregate_id = 'skipped' AND published_at IS NULL AND dead_at IS NULL")
+        .await?;
+    passes_until_none(&yard, &relay, "event_type = 'Unheard' AND dead_at IS NULL").await?;
+    arrived(&tap, 3).await?;
+    assert_eq!(first_deliveries(&tap, "skipped")?, [2, 3, 4]);
+    assert_eq!(yard.count("aggregate_id = 'blocked' AND published_at IS NULL").await?, 4);
+    assert_eq!(yard.count("dead_at IS NOT NULL AND attempts = 2 AND last_error LIKE 'returned%'").await?, 2);
+    assert_eq!(relay.lock().await.pass().await?, Pass::Idle);
+    Ok(())
+}
+
+/// One aggregate, so that a wave is one event, and what is sent twice is known.
+#[tokio::test]
+async fn an_exchange_that_is_deleted_amid_a_batch_and_put_back_loses_nothing_and_blames_nobody() -> Result<()>
+{
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.fill(1, 2000).await?;
+    let mut config = yard.config(1)?;
+    (config.batch, config.topology) = (64 * 2000, TopologyMode::Verify);
+    let mut relay = Relay::new(&config);
+    relay.connect().await?;
+    let (url, exchange) = (yard.vhost.url(), yard.exchange.clone());
+    let deleting = async {
+        arrived(&tap, 50).await?;
+        let broker = semel_broker::Connection::open(&url.parse()?, "test").await?;
+        semel_broker::inspect::delete_exchange(&broker, &exchange).await?;
+        anyhow::Ok(())
+    };
+    let working = async { anyhow::Ok(relay.pass().await) };
+    let (passed, ()) = tokio::try_join!(working, deleting)?;
+    ensure!(matches!(passed, Err(RelayError::Broker(_))), "{passed:?}");
+    let marked = yard.count("published_at IS NOT NULL").await?;
+    ensure!((50..2000).contains(&marked), "it was not amid a batch: {marked}");
+    ensure!(matches!(relay.pass().await, Err(RelayError::NoExchange(_))), "it is gone");
+
+    let before = tap.messages()?.len();
+    drop(tap);
+    let again = yard.vhost.scoped("again");
+    let tap = Tap::open(&yard.vhost.url(), &yard.exchange, &again, &["thing.Happened"]).await?;
+    let relay = Mutex::new(relay);
+    passes_until_none(&yard, &relay, "published_at IS NULL").await?;
+    let left = usize::try_from(2000 - marked)?;
+    arrived(&tap, left).await?;
+    assert_eq!(tap.messages()?.len(), left, "only what was not confirmed is sent again");
+    ensure!(before >= usize::try_from(marked)?, "an event was marked and did not arrive");
+    assert_eq!(first_deliveries(&tap, "a1")?, (marked + 1..=2000).collect::<Vec<_>>());
+    assert_eq!(yard.count("attempts > 0 OR held_at IS NOT NULL").await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_queue_that_never_confirms_holds_its_own_events_alone() -> Result<()> {
+    let services = Services::from_env()?;
+    let Some(server) = services.rabbitmq.private() else {
+        // Only a server of our own can be told to be silent.
+        return Ok(());
+    };
+    let yard = Yard::on(&services).await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let silent = yard.vhost.scoped("silent");
+    let quiet = Tap::open(&yard.vhost.url(), &yard.exchange, &silent, &["thing.Silent"]).await?;
+    suspend(server, &yard, &silent, "suspend").await?;
+    let mut connection = yard.connect().await?;
+    for aggregate in 0..20 {
+        let name = format!("s{aggregate}");
+        yard.insert(&mut connection, &name, 1, "Silent").await?;
+        yard.insert(&mut connection, &name, 2, "Happened").await?;
+    }
+    yard.fill(100, 2).await?;
+    let mut config = yard.config(1)?;
+    config.confirm_limit = Duration::from_secs(2);
+    let relay = Mutex::new(Relay::new(&config));
+    let healthy = "published_at IS NULL AND aggregate_id LIKE 'a%'";
+    let none = || async {
+        // A wave that ran out of time costs the connection.
+        let passed = relay.lock().await.pass().await;
+        match (yard.count(healthy).await, yard.count("last_error LIKE 'unknown%'").await) {
+            (Ok(0), Ok(20)) => Ok(()),
+            other => Err(format!("{passed:?}, {other:?}")),
+        }
+    };
+    eventually("healthy events to go on, and silent ones to be set aside", SOON, none).await?;
+    arrived(&tap, 200).await?;
+    assert_eq!(
+        yard.count("event_type = 'Happened' AND aggregate_id LIKE 's%' AND published_at IS NOT NULL").await?,
+        0
+    );
+
+    suspend(server, &yard, &silent, "resume").await?;
+    let none = || async {
+        let passed = relay.lock().await.pass().await;
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{passed:?}, {other:?}")),
+        }
+    };
+    // One that was sent with no other to compare it with was put off for half a minute.
+    eventually("all to be published", Duration::from_mins(2), none).await?;
+    arrived(&quiet, 20).await?;
+    arrived(&tap, 220).await
+}
+
+/// Suspends or resumes the process of a queue.
+async fn suspend(
+    server: &semel_tests::services::PrivateRabbitMq,
+    yard: &Yard,
+    queue: &str,
+    how: &str,
+) -> Result<()> {
+    let code = format!(
+        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{}\">>, queue, <<\"{queue}\">>)), ok = sys:{how}(amqqueue:get_pid(Q)).",
+        yard.vhost.name()
+    );
+    server.control(&["eval", &code]).await?;
+    Ok(())
+}
