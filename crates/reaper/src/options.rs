@@ -29,7 +29,7 @@ pub struct Options {
     /// Most rows that one pass deletes, of each kind.
     #[arg(long, env = "SEMEL_REAPER_BATCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000), value_name = "ROWS")]
     batch: u32,
-    /// Hours for which a published event is kept.
+    /// Hours for which an event is kept that was published, or discarded by a person.
     #[arg(long, env = "SEMEL_REAPER_EVENT_RETENTION_HOURS", default_value_t = 168, value_parser = clap::value_parser!(u64).range(1..=87_600), value_name = "HOURS")]
     event_retention_hours: u64,
     /// Hours for which a consumer remembers an event that took effect; must exceed the events' retention and the longest
@@ -153,7 +153,7 @@ pub struct Config {
     pub period: Duration,
     /// Most rows that one pass deletes.
     pub batch: u32,
-    /// For how long published events are kept.
+    /// For how long published and discarded events are kept.
     pub events: Duration,
     /// For how long it is remembered which events took effect.
     pub processed: Duration,

@@ -1,8 +1,8 @@
 //! Retention: deletes what is older than it has to be kept.
 //!
-//! Promise: what is past its retention goes, in bounded pieces, and nothing else: no event that is not published, no
-//! evidence of a payment that is not settled. Rows that somebody has locked are left for the next round, so that nobody
-//! waits.
+//! Promise: what is past its retention goes, in bounded pieces, and nothing else: no event that is neither published nor
+//! discarded, no evidence of a payment that is not settled. Rows that somebody has locked are left for the next round, so
+//! that nobody waits.
 //!
 //! How: each pass looks at the next blocks of one table (see [`walk`]), and begins anew behind the last. A table that this
 //! database has not, such as `processed_events` beside an API, is passed over.
@@ -27,7 +27,7 @@ const BLOCKS: i64 = 1024;
 /// What is walked for rows past their retention.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kept {
-    /// Events, once they are published.
+    /// Events, once they are published or discarded.
     PublishedEvents,
     /// What consumers have taken effect of.
     ProcessedEvents,

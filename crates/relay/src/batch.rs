@@ -155,12 +155,8 @@ impl Batch<'_> {
         sent: &Sent,
         idle: Vec<Aggregate>,
     ) -> Result<(), RelayError> {
-        let latencies = mark(tx, &sent.confirmed).await?;
-        if !latencies.is_empty() {
-            counter!(names::PUBLISHED).increment(latencies.len() as u64);
-            for latency in latencies {
-                histogram!(names::LATENCY).record(latency);
-            }
+        mark(tx, &sent.confirmed).await?;
+        if !sent.confirmed.is_empty() {
             self.shared.progressed();
         }
         let mut settled: Vec<Aggregate> = sent.advanced.difference(&sent.failed).cloned().collect();
@@ -188,11 +184,16 @@ impl Batch<'_> {
     }
 }
 
-async fn mark(tx: &mut PgConnection, confirmed: &[Uuid]) -> Result<Vec<f64>, RelayError> {
+async fn mark(tx: &mut PgConnection, confirmed: &[Uuid]) -> Result<(), RelayError> {
     if confirmed.is_empty() {
-        return Ok(Vec::new());
+        return Ok(());
     }
-    within(CALL_LIMIT, drain::mark(tx, confirmed))
+    let latencies = within(CALL_LIMIT, drain::mark(tx, confirmed))
         .await
-        .map_err(RelayError::database("marking confirmed events"))
+        .map_err(RelayError::database("marking confirmed events"))?;
+    counter!(names::PUBLISHED).increment(latencies.len() as u64);
+    for latency in latencies {
+        histogram!(names::LATENCY).record(latency);
+    }
+    Ok(())
 }

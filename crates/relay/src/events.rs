@@ -95,8 +95,8 @@ impl Desk<'_> {
         if told.is_empty() && result.is_ok() {
             tracing::info!("no such event is set aside");
         }
-        if self.decide.json {
-            // What was decided before a failure is decided.
+        // What was decided before a failure is decided.
+        if self.decide.json && (result.is_ok() || !told.is_empty()) {
             let value = json!({ "decision": self.word(), "dry_run": self.decide.dry_run, "event_ids": told });
             say(&pretty(&value))?;
         }
@@ -180,7 +180,8 @@ impl Desk<'_> {
         if !self.decide.json {
             let word = self.word();
             let would = if self.decide.dry_run { "would be " } else { "" };
-            say(&decided.iter().map(|id| format!("{id} {would}{word}\n")).collect::<String>())?;
+            let lines: Vec<String> = decided.iter().map(|id| format!("{id} {would}{word}\n")).collect();
+            say(&lines.concat())?;
         }
         let count = decided.len();
         told.extend(decided);

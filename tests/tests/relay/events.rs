@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 
 use crate::yard::{Relay, Yard, arrived, first_deliveries};
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 const WHY: [&str; 4] = ["--actor", "ada", "--reason", "asked the author"];
 
 /// Runs the program as a person would.

@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 
 use crate::yard::{Relay, Yard, arrived, first_deliveries};
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 /// Passes until a condition on the outbox is met by no event.
 async fn passes_until_none(yard: &Yard, relay: &Mutex<Relay>, condition: &str) -> Result<()> {

@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 
 use crate::yard::{Relay, Yard, arrived};
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 async fn lanes_locked(yard: &Yard) -> Result<i64> {
     let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (

@@ -297,7 +297,7 @@ async fn the_list_shows_what_the_filter_asks_for_page_by_page() {
         assert_eq!(list(&mut connection, of_b).await, b);
         let other = Filter { event_type: Some("Other".to_owned()), ..filter(&ALL) };
         assert!(list(&mut connection, other).await.is_empty());
-        let old = Filter { older_than: Some(Duration::from_secs(60)), ..filter(&ALL) };
+        let old = Filter { older_than: Some(Duration::from_mins(1)), ..filter(&ALL) };
         assert!(list(&mut connection, old).await.is_empty());
 
         let page = operator::list(&mut connection, &filter(&ALL), None, 2).await.unwrap();
@@ -329,7 +329,7 @@ async fn a_person_waits_for_a_lane_and_not_for_ever() {
         let (mut person, pid) = db.connect().await;
         let waiting = tokio::spawn(async move {
             let mut tx = person.begin().await.unwrap();
-            operator::take_lane(&mut tx, 7, Duration::from_secs(60)).await.unwrap()
+            operator::take_lane(&mut tx, 7, Duration::from_mins(1)).await.unwrap()
         });
         db.until_blocked(pid).await;
         relay.rollback().await.unwrap();
