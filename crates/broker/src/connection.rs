@@ -77,7 +77,8 @@ impl Connection {
 
         // The library calls this on its own thread, which outlives a dropped future: it needs a limit of its own.
         let reactor = runtime.clone();
-        let trusted = OwnedTLSConfig { cert_chain: authorities.map(str::to_owned), ..OwnedTLSConfig::default() };
+        let trusted =
+            OwnedTLSConfig { cert_chain: authorities.map(str::to_owned), ..OwnedTLSConfig::default() };
         let dial = async move |uri: AMQPUri, _| {
             silence_this_thread();
             let dialed = tokio::time::timeout(limit, async {
@@ -88,9 +89,7 @@ impl Connection {
                 }
                 match uri.scheme {
                     AMQPScheme::AMQP => Ok(stream),
-                    AMQPScheme::AMQPS => {
-                        stream.into_tls(&uri.authority.host, trusted.as_ref()).await
-                    }
+                    AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, trusted.as_ref()).await,
                 }
             });
             dialed
@@ -195,7 +194,8 @@ mod tests {
             };
             let giving_up = async {
                 if attempt == "times out" {
-                    let error = Connection::open_within(Duration::from_millis(200), &address, None, "test").await;
+                    let error =
+                        Connection::open_within(Duration::from_millis(200), &address, None, "test").await;
                     assert!(matches!(error.unwrap_err(), Error::TimedOut { .. }));
                 } else {
                     let open = Connection::open_within(SOON, &address, None, "test");

@@ -115,7 +115,9 @@ impl Error {
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         match self {
-            Self::NoAddress { refused } if refused.iter().all(|error| error.disposition() == Disposition::Fatal) => {
+            Self::NoAddress { refused }
+                if refused.iter().all(|error| error.disposition() == Disposition::Fatal) =>
+            {
                 Disposition::Fatal
             }
             // Settings that the broker cannot change in place do not change by waiting.

@@ -294,7 +294,10 @@ mod tests {
             url.options("test").get_options().unwrap_or_default().to_owned()
         };
         let given = options("postgres://u@h/d?options=-c%20statement_timeout%3D3s");
-        assert!(given.contains("statement_timeout=3s") && !given.contains("statement_timeout=15s"), "{given}");
+        assert!(
+            given.contains("statement_timeout=3s") && !given.contains("statement_timeout=15s"),
+            "{given}"
+        );
         let given = options("postgres://u@h/d?options=-c%20deadlock_timeout%3D3s");
         assert!(given.contains(" lock_timeout=1s"), "{given}");
         assert!(options("postgres://u@h/d").contains("statement_timeout=15s"));

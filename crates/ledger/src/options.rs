@@ -105,7 +105,8 @@ impl Options {
         let option = "--amqp-url";
         let broker = secret(option, "AMQP_URL", self.amqp_url.as_deref(), self.amqp_url_file.as_ref())?;
         let unusable = |message: &str| OptionError::Combination(message.to_owned());
-        let mut broker: BrokerUrl = broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?;
+        let mut broker: BrokerUrl =
+            broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?;
         if self.amqp_ca_file.is_some() {
             let option = "--amqp-ca-file";
             let pem = secret(option, "AMQP_CA_FILE", None, self.amqp_ca_file.as_ref())?;

@@ -52,7 +52,10 @@ pub fn describe() {
     describe_gauge!(BROKER_BLOCKED, "1 while the broker is blocked by an alarm.");
     describe_gauge!(LANES_HELD, "Lanes that this process holds.");
     describe_gauge!(LAST_PROGRESS, Unit::Seconds, "When a batch was last marked, Unix time.");
-    describe_counter!(BELOW_FLOOR, "Events that a sweep found below their lane's floor. Anything but 0 is a bug.");
+    describe_counter!(
+        BELOW_FLOOR,
+        "Events that a sweep found below their lane's floor. Anything but 0 is a bug."
+    );
     counter!(PUBLISHED).increment(0);
     counter!(BELOW_FLOOR).increment(0);
     for outcome in OUTCOME_LABELS {

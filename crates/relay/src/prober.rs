@@ -261,9 +261,10 @@ impl Prober {
     }
 
     async fn connect(&mut self) -> Result<PgConnection, RelayError> {
-        let connection = database::connect_with(&self.config.database, "semel-relay prober", &drain::SETTINGS)
-            .await
-            .map_err(RelayError::database("connecting to the database"))?;
+        let connection =
+            database::connect_with(&self.config.database, "semel-relay prober", &drain::SETTINGS)
+                .await
+                .map_err(RelayError::database("connecting to the database"))?;
         self.floors = Keeper::new(Instant::now());
         self.shared.set_floors(drain::Floors::NONE);
         Ok(connection)

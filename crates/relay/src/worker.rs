@@ -92,9 +92,10 @@ impl Worker {
         if let Some(database) = self.database.take() {
             return Ok(database);
         }
-        let mut database = database::connect_with(&self.config.database, "semel-relay worker", &drain::SETTINGS)
-            .await
-            .map_err(RelayError::database("connecting to the database"))?;
+        let mut database =
+            database::connect_with(&self.config.database, "semel-relay worker", &drain::SETTINGS)
+                .await
+                .map_err(RelayError::database("connecting to the database"))?;
         let read_only = within(CALL_LIMIT, drain::is_read_only(&mut database))
             .await
             .map_err(RelayError::database("asking whether the database takes writes"))?;

@@ -117,7 +117,8 @@ async fn an_advisory_lock_as_the_aggregates_lock_keeps_order_and_floors_right() 
         tokio::spawn(async move {
             next.execute("BEGIN").await?;
             next.execute(LOCK).await?;
-            let second = "INSERT INTO outbox (aggregate_type, aggregate_id, aggregate_version, event_type, payload)
+            let second =
+                "INSERT INTO outbox (aggregate_type, aggregate_id, aggregate_version, event_type, payload)
                           VALUES ('thing', 'shared', 2, 'Happened', '{}')";
             next.execute(second).await?;
             next.execute("COMMIT").await
@@ -211,7 +212,10 @@ async fn a_pass_costs_the_same_however_many_dead_entries_a_snapshot_keeps() -> R
     for (with, without) in &costs {
         // 64 descents of a small index that lead to nothing.
         ensure!(with.iter().all(|&blocks| blocks <= 64 * 5), "{costs:?}");
-        ensure!(without.iter().all(|&blocks| blocks >= 64 * 5), "without floors it costs as little: {costs:?}");
+        ensure!(
+            without.iter().all(|&blocks| blocks >= 64 * 5),
+            "without floors it costs as little: {costs:?}"
+        );
     }
     let (first, last) = (costs.first().context("no rounds")?, costs.last().context("no rounds")?);
     ensure!(last.1[0] > 3 * first.1[0], "dead entries do not add up, so this shows nothing: {costs:?}");

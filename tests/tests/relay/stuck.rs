@@ -113,8 +113,7 @@ async fn one_aggregate_at_a_slow_broker_advances_batch_by_batch_and_nothing_is_r
     let (proxy, url) = broker_behind_proxy(&yard).await?;
     // An event takes over 12 ms and a thousand longer than the server waits for a batch, which would take all of them.
     proxy.set_both(Fault::Delay(Duration::from_millis(6)));
-    let impatient =
-        format!("{}?options=-c%20idle_in_transaction_session_timeout%3D8s", yard.database.url());
+    let impatient = format!("{}?options=-c%20idle_in_transaction_session_timeout%3D8s", yard.database.url());
     let env = [
         ("DATABASE_URL", impatient.as_str()),
         ("AMQP_URL", url.as_str()),

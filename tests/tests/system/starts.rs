@@ -265,14 +265,13 @@ async fn a_relay_waits_while_its_database_takes_no_writes_and_goes_on_at_one_tha
     let mut admin = place.payments.connect().await?;
     let alter = |what: &str, value: &str| {
         let database = place.payments.name();
-        sqlx::AssertSqlSafe(format!("ALTER DATABASE \"{database}\" {what} default_transaction_read_only{value}"))
+        sqlx::AssertSqlSafe(format!(
+            "ALTER DATABASE \"{database}\" {what} default_transaction_read_only{value}"
+        ))
     };
     admin.execute(alter("SET", " = on")).await?;
     place.payments.terminate_sessions().await?;
-    relay
-        .daemon
-        .wait_for_line("what it waits for", READY, |line| line.contains("takes no writes"))
-        .await?;
+    relay.daemon.wait_for_line("what it waits for", READY, |line| line.contains("takes no writes")).await?;
     let mut admin = place.payments.connect().await?;
     admin.execute("SET default_transaction_read_only = off").await?;
     let insert = "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)

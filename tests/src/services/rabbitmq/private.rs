@@ -300,7 +300,8 @@ fn certify(dir: &Path) -> Result<()> {
     let authority = about.self_signed(&key)?;
     let issuer = rcgen::Issuer::new(about, key);
     let server_key = rcgen::KeyPair::generate()?;
-    let server = rcgen::CertificateParams::new(vec!["localhost".to_owned()])?.signed_by(&server_key, &issuer)?;
+    let server =
+        rcgen::CertificateParams::new(vec!["localhost".to_owned()])?.signed_by(&server_key, &issuer)?;
     for (file, pem) in [
         ("authority.pem", authority.pem()),
         ("server.pem", server.pem()),
