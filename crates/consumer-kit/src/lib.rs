@@ -74,4 +74,4 @@ pub use error::Error;
 pub use event::Event;
 pub use handler::{Handler, HandlerError};
 /// Where the broker is.
-pub use semel_broker::{BrokerUrl, BrokerUrlError};
+pub use semel_broker::{BrokerUrl, BrokerUrlError, NoCertificate};

@@ -5,6 +5,8 @@
 //! waves and mark what was confirmed, all in one transaction that owns the lanes and nothing else. A crash frees the lanes
 //! with the connection; what was published and not marked is published again, with the same id.
 //!
+//! The prober polls, sooner when it is hinted at something, and keeps a floor per lane below which nothing is read again.
+//!
 //! An event that cannot be published is set aside with its aggregate's later ones and retried with growing waits; after
 //! some attempts it is dead and waits for a person, who decides by the command `events`.
 //!

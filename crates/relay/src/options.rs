@@ -47,7 +47,7 @@ pub struct Options {
     #[arg(long, env = "SEMEL_RELAY_BATCH_SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=300), value_name = "SECONDS")]
     batch_seconds: u64,
     /// Seconds that the broker's confirms may take. Together with those of a batch well below the server's
-    /// idle_in_transaction_session_timeout, which is 30 s.
+    /// `idle_in_transaction_session_timeout`, which is 30 s.
     #[arg(long, env = "SEMEL_RELAY_CONFIRM_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=300), value_name = "SECONDS")]
     confirm_seconds: u64,
     /// Postgres URL to listen for hints at, where the other one leads through a pooler.

@@ -126,8 +126,8 @@ impl Shared {
         *self.inner.floors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_floors(&self, floors: drain::Floors) {
-        *self.inner.floors.lock().unwrap_or_else(PoisonError::into_inner) = floors;
+    fn set_floors(&self, floors: &drain::Floors) {
+        *self.inner.floors.lock().unwrap_or_else(PoisonError::into_inner) = *floors;
     }
 
     /// Notes how a worker finds the broker. While none finds it up, the process is not ready and does not poll.
@@ -255,7 +255,7 @@ impl Prober {
             }
         }
         self.floors.probed(&probed);
-        self.shared.set_floors(*self.floors.floors());
+        self.shared.set_floors(self.floors.floors());
         self.connection = Some(connection);
         Ok(probed.heads)
     }
@@ -266,7 +266,7 @@ impl Prober {
                 .await
                 .map_err(RelayError::database("connecting to the database"))?;
         self.floors = Keeper::new(Instant::now());
-        self.shared.set_floors(drain::Floors::NONE);
+        self.shared.set_floors(&drain::Floors::NONE);
         Ok(connection)
     }
 

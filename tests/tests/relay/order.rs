@@ -74,7 +74,6 @@ async fn torment(yard: &Yard, count: usize, stop: &CancellationToken) -> Result<
         }
     }
     ensure!(kills > 0 && freezes > 0, "{kills} kills and {freezes} freezes are too few");
-    println!("{kills} kills, {freezes} freezes");
     Ok(relays)
 }
 
@@ -106,7 +105,8 @@ async fn nothing_is_lost_or_out_of_order_whatever_producers_do_while_relays_die_
     let verdict = judge(&produced, &tap)?;
     ensure!(verdict.lost == 0 && verdict.out_of_order == 0, "{verdict:?}");
     for (_, admin) in &relays {
-        assert_eq!(metric(*admin, "semel_relay_events_below_floor_total").await?, 0.0);
+        let hidden = metric(*admin, "semel_relay_events_below_floor_total").await?;
+        ensure!(hidden < 1.0, "{hidden} events lay below their lane's floor");
     }
     Ok(())
 }

@@ -89,5 +89,5 @@ async fn nobody_waits_for_a_hint_to_a_database_that_is_away() {
     }
     let url = "postgres://semel:secret@127.0.0.1:1/nowhere".parse().unwrap();
     life.stop();
-    soon("the listener to stop", hint::listen(&url, "listen-test", &wake, &life)).await;
+    soon("the listener to stop", Box::pin(hint::listen(&url, "listen-test", &wake, &life))).await;
 }

@@ -48,7 +48,7 @@ pub(super) async fn with_skip_locked(yard: &Yard, stop: &CancellationToken) -> R
 pub(super) async fn by_cursor(yard: &Yard, stop: &CancellationToken) -> Result<usize> {
     let mut connection = yard.connect().await?;
     let mut publisher = Publisher::open(&yard.vhost.url().parse()?, "textbook").await?;
-    let (mut cursor, mut published) = (0_i64, 0);
+    let (mut cursor, mut sent) = (0_i64, 0);
     loop {
         let is_last = stop.is_cancelled();
         let rows = sqlx::query(
@@ -61,7 +61,7 @@ pub(super) async fn by_cursor(yard: &Yard, stop: &CancellationToken) -> Result<u
         for row in &rows {
             publish(yard, &mut publisher, row).await?;
             cursor = row.try_get(1)?;
-            published += 1;
+            sent += 1;
         }
         if rows.is_empty() {
             if is_last {
@@ -71,7 +71,7 @@ pub(super) async fn by_cursor(yard: &Yard, stop: &CancellationToken) -> Result<u
         }
     }
     publisher.close().await;
-    Ok(published)
+    Ok(sent)
 }
 
 async fn publish(yard: &Yard, publisher: &mut Publisher, row: &PgRow) -> Result<()> {
