@@ -17,6 +17,7 @@ pub mod net;
 pub mod output;
 pub mod payments;
 pub mod pid;
+pub mod polyglot;
 pub mod process;
 pub mod progress;
 pub mod provider;
