@@ -9,6 +9,7 @@
 //! `semel-bed services down`. Linux only: liveness is read from `/proc`.
 
 pub mod bed;
+pub mod bench;
 pub mod client;
 pub mod demo;
 pub mod dev;
