@@ -16,6 +16,10 @@ dev *arguments:
 test *arguments:
     cargo xtask test {{ arguments }}
 
+# Measure, beside floors of the same run: [relay] [--quick] [--json FILE] [--strict]
+bench *arguments:
+    cargo xtask bench {{ arguments }}
+
 # Check form: formatting, lints, dependency rules, documentation, generated files
 check *steps:
     cargo xtask check {{ steps }}

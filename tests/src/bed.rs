@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use crate::output::say;
 use crate::progress::Progress;
 use crate::services::Services;
-use crate::{demo, dev, workspace};
+use crate::{bench, demo, dev, workspace};
 
 /// Runs the test bed.
 #[derive(Debug, Parser)]
@@ -32,6 +32,8 @@ enum Command {
     Services(ServicesCommand),
     /// Plays the demo; the exit code tells whether all places agree at its end.
     Demo,
+    /// Measures, each figure beside a floor measured in the same run; the exit code tells whether all was correct.
+    Bench(bench::Options),
     /// Runs a whole system until Ctrl-C, and says how to try it.
     Dev,
     /// Compares the places that a demo has read, from the file that it wrote.
@@ -82,6 +84,7 @@ pub async fn run() -> Result<ExitCode> {
             }
         }
         Command::Demo => return demo::run(&root).await,
+        Command::Bench(options) => return bench::run(&root, &options).await,
         Command::Dev => return dev::run(&root).await,
         Command::Reconcile { sources } => {
             let text = std::fs::read(&sources).with_context(|| format!("reading {}", sources.display()))?;

@@ -9,6 +9,7 @@
 //! `semel-bed services down`. Linux only: liveness is read from `/proc`.
 
 pub mod bed;
+pub mod bench;
 pub mod client;
 pub mod demo;
 pub mod dev;
@@ -17,6 +18,7 @@ pub mod net;
 pub mod output;
 pub mod payments;
 pub mod pid;
+pub mod polyglot;
 pub mod process;
 pub mod progress;
 pub mod provider;

@@ -32,9 +32,9 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use reqwest::Url;
 
 pub use self::database::{Backup, Database};
+use self::install::Machine;
 pub(crate) use self::install::on_path;
-use self::install::{Machine, Package};
-pub use self::install::{POSTGRES_BIN, RABBITMQ_SERVER};
+pub use self::install::{POSTGRES_BIN, Package, RABBITMQ_SERVER};
 pub use self::management::{Connection, Management, Permissions, Queue};
 pub use self::place::Place;
 pub use self::postgres::{Postgres, PrivatePostgres, ROLE};

@@ -17,6 +17,9 @@ pub(crate) const DAEMONS: [&str; 4] = ["semel-api", "semel-relay", "semel-reaper
 /// failpoints, so it is the same program with them and without.
 pub(crate) const PROGRAMS: [&str; 5] = [DAEMONS[0], DAEMONS[1], DAEMONS[2], DAEMONS[3], "semel-provider-sim"];
 
+/// The daemons that are measured. Each takes its time to be built in release mode, so it is these only.
+const MEASURED: [&str; 1] = ["semel-relay"];
+
 const BED: &str = "semel-bed";
 
 /// Builds the daemons, and what runs them.
@@ -72,6 +75,17 @@ pub(crate) fn become_bed(
 ) -> Result<ExitCode> {
     build_all(workspace)?;
     become_this(bed(workspace, &[subcommand]).args(arguments)).map(|never| match never {})
+}
+
+/// Builds what is measured as it is released, the bed too since the floors are its own, and becomes `semel-bed bench`.
+pub(crate) fn become_bench(workspace: &Workspace, arguments: &[OsString]) -> Result<ExitCode> {
+    output::step("building what is measured and the test bed, in release mode", || {
+        workspace::run(build(workspace).arg("--release").args(bins(&MEASURED)).args(["--bin", BED]))
+    })?;
+    let folder = workspace.programs_released();
+    let mut command = Command::new(folder.join(BED));
+    command.arg("bench").args(arguments).current_dir(&workspace.root).env("SEMEL_BIN_DIR", folder);
+    become_this(&mut command).map(|never| match never {})
 }
 
 /// Stops the services, building `semel-bed` only when it is not there.

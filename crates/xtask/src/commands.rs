@@ -33,6 +33,12 @@ enum Command {
     },
     /// Runs every test, against private Postgres and RabbitMQ and daemons that can be made to fail.
     Test(test::Options),
+    /// Measures, each figure beside a floor measured in the same run: all parts, or `relay`; `--quick` measures less.
+    Bench {
+        /// Passed on to `semel-bed bench`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Checks form: formatting, lints, dependency rules, documentation, generated files.
     Check(check::Options),
     /// Writes `docs/reference` from the daemons' own `--help`.
@@ -54,6 +60,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     match command {
         Command::Demo { arguments } => bed::become_bed(&workspace, "demo", &arguments),
         Command::Dev { arguments } => bed::become_bed(&workspace, "dev", &arguments),
+        Command::Bench { arguments } => bed::become_bench(&workspace, &arguments),
         Command::Test(options) => test::run(&workspace, &options),
         Command::Check(options) => Ok(check::run(&workspace, &options)),
         Command::Generate => generate::write(&workspace).map(|()| ExitCode::SUCCESS),
@@ -74,9 +81,12 @@ mod tests {
     }
 
     #[test]
-    fn passes_options_of_the_demo_on() {
+    fn passes_options_of_the_demo_and_the_bench_on() {
         let parsed = Xtask::parse_from(["xtask", "demo", "--seconds", "5", "relay"]);
         let Command::Demo { arguments } = parsed.command else { panic!("not the demo") };
         assert_eq!(arguments, ["--seconds", "5", "relay"]);
+        let parsed = Xtask::parse_from(["xtask", "bench", "relay", "--quick"]);
+        let Command::Bench { arguments } = parsed.command else { panic!("not the bench") };
+        assert_eq!(arguments, ["relay", "--quick"]);
     }
 }

@@ -71,6 +71,11 @@ impl Workspace {
         self.target.join("debug")
     }
 
+    /// The folder of the programs of the release profile.
+    pub(crate) fn programs_released(&self) -> PathBuf {
+        self.target.join("release")
+    }
+
     /// The folder of the daemons that were built with failpoints.
     pub(crate) fn programs_with_failpoints(&self) -> PathBuf {
         self.target.join("failpoints/debug")

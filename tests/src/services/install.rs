@@ -1,4 +1,4 @@
-//! Finding the servers' programs, and installing them where they are missing.
+//! Finding the servers' programs, and those of other languages, and installing them where they are missing.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -37,9 +37,17 @@ pub(super) struct Machine {
 
 /// A program that we start, by the package that brings it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Package {
+pub enum Package {
+    /// The server; found as the folder of its programs.
     Postgres,
+    /// The server; found as its start script.
     RabbitMq,
+    /// The client `psql`.
+    Psql,
+    /// A Python that can make virtual environments.
+    Python,
+    /// Node.js, with npm beside it.
+    Node,
 }
 
 impl Package {
@@ -47,7 +55,31 @@ impl Package {
         match self {
             Self::Postgres => "postgresql",
             Self::RabbitMq => "rabbitmq-server",
+            Self::Psql => "postgresql-client",
+            // Either brings the interpreter itself along.
+            Self::Python => "python3-venv",
+            Self::Node => "npm",
         }
+    }
+
+    /// What to do on a machine without apt-get.
+    fn otherwise(self) -> String {
+        match self {
+            Self::Postgres => format!("install it, or set {POSTGRES_BIN} or DATABASE_URL"),
+            Self::RabbitMq => format!("install it, or set {RABBITMQ_SERVER} or AMQP_URL"),
+            Self::Psql => "install psql".to_owned(),
+            Self::Python => "install Python 3.10 or later with its modules venv and ensurepip".to_owned(),
+            Self::Node => "install Node.js 18 or later with npm".to_owned(),
+        }
+    }
+
+    /// Finds the program on this machine, or installs the package.
+    ///
+    /// # Errors
+    ///
+    /// The program is missing and could not be installed; the message has the command to type.
+    pub async fn find_or_install(self, progress: Progress) -> Result<PathBuf> {
+        Machine::this().find_or_install(self, progress).await
     }
 }
 
@@ -65,8 +97,8 @@ impl Machine {
         }
     }
 
-    /// Finds the folder of Postgres's programs, or the start script of RabbitMQ; installs the package
-    /// if there is none.
+    /// Finds the folder of Postgres's programs, the start script of RabbitMQ, or the program; installs
+    /// the package if there is none.
     ///
     /// # Errors
     ///
@@ -85,6 +117,9 @@ impl Machine {
         match package {
             Package::Postgres => self.find_postgres(),
             Package::RabbitMq => self.find_rabbitmq(),
+            Package::Psql => Ok(search(&self.path, "psql")),
+            Package::Python => Ok(search(&self.path, "python3").filter(|python| makes_environments(python))),
+            Package::Node => Ok(search(&self.path, "npm").and_then(|_| search(&self.path, "node"))),
         }
     }
 
@@ -127,11 +162,8 @@ impl Machine {
         let by_hand = format!("apt-get update && apt-get install --no-install-recommends {name}");
         if find("apt-get").is_none() {
             bail!(
-                "{name} is not installed, and there is no apt-get to install it with; install it, or set {}",
-                match package {
-                    Package::Postgres => format!("{POSTGRES_BIN} or DATABASE_URL"),
-                    Package::RabbitMq => format!("{RABBITMQ_SERVER} or AMQP_URL"),
-                }
+                "{name} is not installed, and there is no apt-get to install it with; {}",
+                package.otherwise()
             );
         }
         let shell = find("sh").unwrap_or_else(|| "/bin/sh".into());
@@ -181,6 +213,13 @@ pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
 
 fn search(path: &OsStr, program: &str) -> Option<PathBuf> {
     env::split_paths(path).map(|folder| folder.join(program)).find(|candidate| is_program(candidate))
+}
+
+/// Debian has a Python without the modules that its package `python3-venv` brings.
+fn makes_environments(python: &Path) -> bool {
+    let mut command = std::process::Command::new(python);
+    command.args(["-c", "import venv, ensurepip"]).stdin(std::process::Stdio::null());
+    command.output().is_ok_and(|output| output.status.success())
 }
 
 fn is_program(path: &Path) -> bool {

@@ -157,3 +157,23 @@ async fn says_what_to_set_where_there_is_no_apt_get() {
     let error = bare.find(Package::RabbitMq).await.unwrap_err().to_string();
     assert!(error.ends_with("install it, or set SEMEL_RABBITMQ_SERVER or AMQP_URL"), "{error}");
 }
+
+#[tokio::test]
+async fn takes_no_python_that_cannot_make_environments() {
+    let bare = Bare::new(false);
+    bare.tools();
+    bare.program("bin/python3", "exit 1");
+    let error = bare.find(Package::Python).await.unwrap_err().to_string();
+    assert!(error.contains("python3-venv is not installed") && error.contains("modules venv"), "{error}");
+    let python = bare.program("bin/python3", "exit 0");
+    assert_eq!(bare.find(Package::Python).await.unwrap(), python);
+}
+
+#[tokio::test]
+async fn takes_node_only_with_npm() {
+    let bare = Bare::new(false);
+    let node = bare.program("bin/node", "");
+    assert!(bare.find(Package::Node).await.is_err());
+    bare.program("bin/npm", "");
+    assert_eq!(bare.find(Package::Node).await.unwrap(), node);
+}

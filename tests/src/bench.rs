@@ -1,0 +1,113 @@
+//! `semel-bed bench`: figures, each beside a floor that is measured in the same run on the same services.
+//!
+//! It promises that a figure can be compared between machines: it is told as a ratio to what the services themselves can
+//! do, without us. Absolute figures stand beside it. What is measured is checked too: an event that is lost or comes out
+//! of order makes the run fail, whatever the rates.
+//!
+//! Real daemons run as processes, built in release mode, over loopback. Each phase has a deadline and says what it waits
+//! for; a row that fails is a fault of the report, and the next row is measured all the same. A goal that is missed is
+//! told, and fails the run only with `--strict`. After a crash nothing is left but databases and virtual hosts, which the
+//! next command sweeps.
+
+mod arrivals;
+mod audit;
+mod phase;
+mod pipe;
+mod relay;
+mod report;
+mod scale;
+mod stage;
+mod statistics;
+mod writers;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+
+use self::phase::phase;
+use self::report::{Machine, Report};
+use self::scale::Scale;
+use crate::output::say;
+use crate::progress::Progress;
+use crate::services::Services;
+
+/// How long a whole run may take; a full one takes about ten minutes on two cores.
+const RUN_LIMIT: Duration = Duration::from_mins(25);
+
+/// What is measured, and how the result is told.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The parts to measure; all of them if none is named.
+    parts: Vec<Part>,
+    /// Measures less of everything, in about two minutes: good for trying, not for comparing.
+    #[arg(long)]
+    quick: bool,
+    /// Measures these rows only.
+    #[arg(long = "row", value_name = "ROW")]
+    rows: Vec<relay::Row>,
+    /// Writes the report there, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Fails when a goal is missed.
+    #[arg(long)]
+    strict: bool,
+    /// Sets a variable in the environment of every relay, to try a setting.
+    #[arg(long = "relay-env", value_name = "NAME=VALUE", value_parser = variable)]
+    relay_env: Vec<(String, String)>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Part {
+    /// Outbox → broker: throughput, latency, crashes, idleness.
+    Relay,
+}
+
+/// What every measurement is made with.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    pub(crate) services: Services,
+    pub(crate) scale: Scale,
+    pub(crate) relay_env: Vec<(String, String)>,
+}
+
+/// Measures, prints the table, and writes the report.
+///
+/// # Errors
+///
+/// The services cannot be had, the run takes too long, or the report cannot be written.
+pub async fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+    let began = Instant::now();
+    let services = Services::find_or_start(root, Progress::Stderr).await?;
+    let machine =
+        phase("asking the machine what it is", Duration::from_secs(30), Machine::ask(&services)).await?;
+    let scale = if options.quick { Scale::quick() } else { Scale::full() };
+    let bench = Bench { services, scale, relay_env: options.relay_env.clone() };
+    let mut report = Report::new(machine, options.quick);
+    let parts = if options.parts.is_empty() { Part::value_variants() } else { &options.parts };
+    let measuring = async {
+        for part in parts {
+            match part {
+                Part::Relay => relay::measure(&bench, &options.rows, &mut report).await,
+            }
+        }
+    };
+    if tokio::time::timeout(RUN_LIMIT, measuring).await.is_err() {
+        report.fault(format!("the run was given up after {} min", RUN_LIMIT.as_secs() / 60));
+    }
+    report.took = began.elapsed();
+    say(report.table());
+    if let Some(file) = &options.json {
+        let json = serde_json::to_vec_pretty(&report.json()).context("encoding the report")?;
+        std::fs::write(file, json).with_context(|| format!("writing {}", file.display()))?;
+    }
+    let missed = options.strict && report.missed() > 0;
+    Ok(if missed || report.is_faulty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=VALUE"))?;
+    Ok((name.to_owned(), value.to_owned()))
+}
