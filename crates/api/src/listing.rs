@@ -1,10 +1,12 @@
 //! Pages: which one a query asks for, and how one is answered.
 
+use axum::Json;
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
+use axum::response::{IntoResponse as _, Response};
 use semel_payments::page::{Cursor, MAX_LIMIT, Page};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, json};
 
 use crate::error::ApiError;
 use crate::json::InvalidBody;
@@ -40,10 +42,11 @@ pub(crate) fn page(query: Result<Query<Asked>, QueryRejection>) -> Result<Page, 
 }
 
 /// Writes a page: the entries under their name, and where the next page begins if there is one.
-pub(crate) fn written(name: &str, entries: Value, next: Option<Cursor>) -> Value {
-    let mut page = json!({ name: entries });
+pub(crate) fn written(name: &'static str, entries: impl Serialize, next: Option<Cursor>) -> Response {
+    let mut page = Map::new();
+    page.insert(name.to_owned(), json!(entries));
     if let Some(next) = next {
-        page["next_cursor"] = json!(next.to_string());
+        page.insert("next_cursor".to_owned(), json!(next.to_string()));
     }
-    page
+    Json(page).into_response()
 }

@@ -7,7 +7,6 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use semel_core::idempotency::ClientId;
 use semel_payments::orders;
-use serde_json::json;
 use uuid::Uuid;
 
 use crate::arrival::Arrival;
@@ -56,5 +55,5 @@ async fn list(
     query: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let (found, next) = in_time(orders::list(&api.pool, &client, listing::page(query)?)).await?;
-    Ok(Json(listing::written("orders", json!(found), next)).into_response())
+    Ok(listing::written("orders", found, next))
 }

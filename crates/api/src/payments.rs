@@ -9,7 +9,6 @@ use semel_core::idempotency::ClientId;
 use semel_payments::payments;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::provider::grpc::GrpcProvider;
-use serde_json::json;
 use uuid::Uuid;
 
 use crate::arrival::Arrival;
@@ -62,5 +61,5 @@ async fn list(
     query: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let (found, next) = in_time(payments::list(&api.pool, &client, listing::page(query)?)).await?;
-    Ok(Json(listing::written("payments", json!(found), next)).into_response())
+    Ok(listing::written("payments", found, next))
 }
