@@ -108,16 +108,6 @@ pub struct NameTooLong {
     bytes: usize,
 }
 
-/// `<aggregate_type>.<event_type>`.
-///
-/// # Errors
-///
-/// If that is more than 255 bytes.
-pub fn routing_key(aggregate_type: &str, event_type: &str) -> Result<String, NameTooLong> {
-    let key = format!("{aggregate_type}.{event_type}");
-    short("routing key", key).map(Into::into)
-}
-
 /// A name in the protocol's own type, whose other constructors panic when it is too long.
 pub(crate) fn short(what: &'static str, value: impl Into<String>) -> Result<ShortString, NameTooLong> {
     let value = value.into();

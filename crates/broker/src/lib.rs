@@ -30,7 +30,7 @@ pub mod topology;
 mod url;
 
 pub use connection::Connection;
-pub use envelope::{DecodeError, Envelope, NameTooLong, Received, routing_key};
+pub use envelope::{DecodeError, Envelope, NameTooLong, Received};
 pub use error::{Cause, Disposition, Error};
 pub use message::{HeaderValue, Message, MessageCopy, Outgoing};
 pub use publisher::{Outcome, Publisher, Wave};

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use metrics::{counter, histogram};
+use metrics::histogram;
 use semel_broker::Publisher;
 use semel_core::database::{CALL_LIMIT, within};
 use semel_core::failpoint;
@@ -41,6 +41,8 @@ pub(crate) struct Done {
     pub(crate) pass: Pass,
     /// The lanes, which the transaction holds.
     pub(crate) lanes: Vec<i16>,
+    /// How long each event that is marked took from its creation, in seconds.
+    pub(crate) latencies: Vec<f64>,
     /// Why the publisher cannot be used any more.
     pub(crate) broken: Option<semel_broker::Error>,
 }
@@ -69,11 +71,11 @@ impl Batch<'_> {
             .await
             .map_err(RelayError::database("taking lanes"))?;
         if lanes.is_empty() {
-            return Ok(Done { pass: Pass::Idle, lanes, broken: None });
+            return Ok(Done { pass: Pass::Idle, lanes, latencies: Vec::new(), broken: None });
         }
         let _held = self.shared.hold(lanes.len());
         // Before anything of these lanes is read, or it would be sent again.
-        mark(tx, &self.shared.unmarked().of(&lanes)).await?;
+        let mut latencies = mark(tx, &self.shared.unmarked().of(&lanes)).await?;
         let read = self.read(tx, &lanes).await?;
         histogram!(names::CLAIM).record(began.elapsed().as_secs_f64());
         failpoint!(failpoints::AFTER_TAKE);
@@ -85,6 +87,7 @@ impl Batch<'_> {
         let (diverted, is_full, idle) = (read.diverted, read.is_full, read.due.idle.clone());
         let sent = self.publish(publisher, read).await;
         let has_moved = !sent.confirmed.is_empty() || !sent.failures.is_empty() || diverted > 0;
+        latencies.extend(mark(tx, &sent.confirmed).await?);
         self.write(tx, &sent, idle).await?;
         failpoint!(failpoints::BEFORE_COMMIT);
         let pass = match (has_moved, is_full) {
@@ -92,7 +95,7 @@ impl Batch<'_> {
             (true, false) => Pass::Worked,
             (false, _) => Pass::Idle,
         };
-        Ok(Done { pass, lanes, broken: sent.broken })
+        Ok(Done { pass, lanes, latencies, broken: sent.broken })
     }
 
     async fn read(&self, tx: &mut PgConnection, lanes: &[i16]) -> Result<Read, RelayError> {
@@ -155,10 +158,6 @@ impl Batch<'_> {
         sent: &Sent,
         idle: Vec<Aggregate>,
     ) -> Result<(), RelayError> {
-        mark(tx, &sent.confirmed).await?;
-        if !sent.confirmed.is_empty() {
-            self.shared.progressed();
-        }
         let mut settled: Vec<Aggregate> = sent.advanced.difference(&sent.failed).cloned().collect();
         settled.extend(idle);
         if !sent.failures.is_empty() {
@@ -184,16 +183,12 @@ impl Batch<'_> {
     }
 }
 
-async fn mark(tx: &mut PgConnection, confirmed: &[Uuid]) -> Result<(), RelayError> {
+/// Marks confirmed events; returns how long each took.
+async fn mark(tx: &mut PgConnection, confirmed: &[Uuid]) -> Result<Vec<f64>, RelayError> {
     if confirmed.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    let latencies = within(CALL_LIMIT, drain::mark(tx, confirmed))
+    within(CALL_LIMIT, drain::mark(tx, confirmed))
         .await
-        .map_err(RelayError::database("marking confirmed events"))?;
-    counter!(names::PUBLISHED).increment(latencies.len() as u64);
-    for latency in latencies {
-        histogram!(names::LATENCY).record(latency);
-    }
-    Ok(())
+        .map_err(RelayError::database("marking confirmed events"))
 }

@@ -66,6 +66,8 @@ enum Refused {
     NotSetAside { event_id: Uuid, state: String },
     #[error("event {event_id} has not failed: it waits behind event {first}, so retry that one")]
     Waiting { event_id: Uuid, first: Uuid },
+    #[error("event {0} is the first of its aggregate and has not failed: it is being tried")]
+    BeingTried(Uuid),
     #[error("event {0} has changed meanwhile: look at it again")]
     Changed(Uuid),
     #[error(
@@ -109,8 +111,11 @@ impl Desk<'_> {
             return Err(Refused::NotSetAside { event_id, state: event.state }.into());
         }
         if self.verdict == Verdict::Retry && event.state == "waiting" {
-            let first = event.first_of_chain.unwrap_or(event_id);
-            return Err(Refused::Waiting { event_id, first }.into());
+            return Err(match event.first_of_chain.filter(|&first| first != event_id) {
+                Some(first) => Refused::Waiting { event_id, first },
+                None => Refused::BeingTried(event_id),
+            }
+            .into());
         }
         if self.decide(event.lane, &[event_id], &ALL, told).await? == 0 {
             return Err(Refused::Changed(event_id).into());

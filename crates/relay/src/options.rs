@@ -246,6 +246,9 @@ impl Config {
     }
 }
 
+/// The longest batch that may be asked for: liveness takes a loop that has not turned for two minutes for dead.
+const LONGEST_BATCH: Duration = Duration::from_secs(100);
+
 impl Options {
     /// Checks the options.
     ///
@@ -273,7 +276,7 @@ impl Options {
             return Err(OptionError::Combination(message));
         }
         let database = self.database.url()?;
-        Ok(Config {
+        let config = Config {
             listen: self.listen_url()?.unwrap_or_else(|| database.clone()),
             database,
             broker,
@@ -291,7 +294,16 @@ impl Options {
                 max_attempts: self.max_attempts,
                 skip_dead: self.skip_dead.clone(),
             },
-        })
+        };
+        if config.longest_batch() > LONGEST_BATCH {
+            return Err(OptionError::Combination(format!(
+                "--batch-seconds and --confirm-seconds: a batch might take {} s, and one of more than {} s would be taken for a \
+                 loop that stands still",
+                config.longest_batch().as_secs(),
+                LONGEST_BATCH.as_secs()
+            )));
+        }
+        Ok(config)
     }
 
     fn listen_url(&self) -> Result<Option<DatabaseUrl>, OptionError> {
@@ -321,6 +333,14 @@ mod tests {
         assert!(parsed("").unwrap().config().unwrap().held.skip_dead.is_empty());
         assert!(parsed("--skip-dead OrderNoted,,ThingHappened").is_err());
         assert!(parsed("--max-attempts 0").is_err());
+    }
+
+    #[test]
+    fn a_batch_that_liveness_would_take_for_dead_is_refused() {
+        let checked = |more: &str| parsed(more).unwrap().config();
+        assert!(checked("--batch-seconds 60 --confirm-seconds 35").is_ok());
+        let error = checked("--batch-seconds 60 --confirm-seconds 60").unwrap_err().to_string();
+        assert!(error.contains("--batch-seconds"), "{error}");
     }
 
     #[test]

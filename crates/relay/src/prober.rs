@@ -35,6 +35,8 @@ struct Inner {
     /// Whether the database does not answer the prober.
     database_away: AtomicBool,
     lanes_held: AtomicUsize,
+    /// Whether a worker has taken a lane since the last probe.
+    lanes_taken: AtomicBool,
     /// When a batch was last marked, in milliseconds since 1970; 0 before the first.
     last_progress: AtomicU64,
 }
@@ -85,6 +87,7 @@ impl Shared {
             unmarked: Unmarked::default(),
             database_away: AtomicBool::default(),
             lanes_held: AtomicUsize::default(),
+            lanes_taken: AtomicBool::default(),
             last_progress: AtomicU64::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -159,6 +162,7 @@ impl Shared {
     /// Counts lanes as held until the guard is dropped.
     #[must_use]
     pub fn hold(&self, lanes: usize) -> LanesHeld {
+        self.inner.lanes_taken.store(true, Ordering::Relaxed);
         self.inner.lanes_held.fetch_add(lanes, Ordering::Relaxed);
         LanesHeld { shared: self.clone(), lanes }
     }
@@ -186,17 +190,13 @@ impl Shared {
         self.inner.workers.iter().any(|seat| *seat.broker() == broker)
     }
 
-    fn offer(&self, heads: &[drain::LaneHead]) -> bool {
-        let mut lanes = self.lanes();
-        lanes.waiting = heads.iter().map(|head| head.lane).collect();
-        let any = !lanes.waiting.is_empty();
-        drop(lanes);
-        if any {
+    fn offer(&self, heads: &[drain::LaneHead]) {
+        self.lanes().waiting = heads.iter().map(|head| head.lane).collect();
+        if !heads.is_empty() {
             for seat in &self.inner.workers {
                 seat.wake.notify_one();
             }
         }
-        any
     }
 
     fn lanes(&self) -> MutexGuard<'_, Lanes> {
@@ -304,6 +304,10 @@ impl Work for Prober {
         }
         let probed = self.probe().await;
         self.shared.database(probed.is_err());
-        Ok(if self.shared.offer(&probed?) { Pass::Worked } else { Pass::Idle })
+        self.shared.offer(&probed?);
+        // Work that others hold, another process or a worker that waits for its confirms, needs no hurry of ours. Work that
+        // is ours wakes the prober when it is done.
+        let is_ours = self.shared.inner.lanes_taken.swap(false, Ordering::Relaxed);
+        Ok(if is_ours { Pass::Worked } else { Pass::Idle })
     }
 }

@@ -6,6 +6,7 @@
 //! While the broker is away or blocked, or the database does not take a relay's writes, no lane is held and nothing is
 //! sent. A connection that learned of an alarm is kept until the broker says that it is over: a new one would not know.
 
+use metrics::{counter, histogram};
 use semel_broker::{Connection as BrokerConnection, Publisher, topology};
 use semel_core::database::{self, CALL_LIMIT, within};
 use semel_core::lifecycle::{Pass, Work};
@@ -15,6 +16,7 @@ use sqlx::{Connection as _, PgConnection};
 use crate::batch::Batch;
 use crate::complaints::Complaints;
 use crate::error::RelayError;
+use crate::metrics as names;
 use crate::options::{Config, TopologyMode};
 use crate::prober::{Broker, Shared};
 
@@ -110,6 +112,18 @@ impl Worker {
         Ok(database)
     }
 
+    /// Counts what is marked, now that it is committed.
+    fn tell_of(&self, latencies: &[f64]) {
+        if latencies.is_empty() {
+            return;
+        }
+        counter!(names::PUBLISHED).increment(latencies.len() as u64);
+        for &latency in latencies {
+            histogram!(names::LATENCY).record(latency);
+        }
+        self.shared.progressed();
+    }
+
     /// Runs one batch in a transaction of its own.
     async fn pass(&mut self, waiting: &[i16], publisher: &mut Publisher) -> Result<Pass, RelayError> {
         // Taken out, so that a connection that failed is dropped: that frees its lanes.
@@ -121,6 +135,7 @@ impl Worker {
         let done = batch.run(&mut tx, waiting, publisher).await?;
         within(CALL_LIMIT, tx.commit()).await.map_err(RelayError::database("committing a batch"))?;
         self.shared.unmarked().forget(&done.lanes);
+        self.tell_of(&done.latencies);
         self.database = Some(database);
         match done.broken {
             Some(semel_broker::Error::Blocked { .. }) => return Err(RelayError::Blocked),

@@ -35,6 +35,11 @@ impl Stage {
         Ok(Self { database, pipe, relay_env: bench.relay_env.clone() })
     }
 
+    /// Where the outbox is.
+    pub(crate) fn url(&self) -> String {
+        self.database.url()
+    }
+
     pub(crate) async fn connect(&self) -> Result<PgConnection> {
         self.database.connect().await
     }

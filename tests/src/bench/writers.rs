@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use lapin::Channel;
 use lapin::options::ConfirmSelectOptions;
+use semel_core::lifecycle::Lifecycle;
+use semel_core::outbox::hint::Hints;
 use sqlx::PgConnection;
 use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -63,11 +65,13 @@ impl Sent {
 }
 
 impl Load {
-    /// Writes into the outbox of a stage until it is over, or was [`enough`](Sent::enough).
+    /// Writes into the outbox of a stage until it is over, or was [`enough`](Sent::enough), and hints at it as the API does.
     pub(crate) async fn write(self, stage: &Stage, sent: &Sent) -> Result<()> {
+        let life = Lifecycle::new();
+        let hints = Hints::start(stage.url().parse()?, "semel-bench hints", &life);
         let mut writers = JoinSet::new();
         for number in 0..WRITERS {
-            writers.spawn(self.writer(number, stage.connect().await?, sent.clone()));
+            writers.spawn(self.writer(number, stage.connect().await?, sent.clone(), hints.clone()));
         }
         all(writers).await
     }
@@ -88,7 +92,13 @@ impl Load {
     }
 
     /// One connection, with aggregates of its own: so their versions follow their ids.
-    async fn writer(self, number: usize, mut connection: PgConnection, sent: Sent) -> Result<()> {
+    async fn writer(
+        self,
+        number: usize,
+        mut connection: PgConnection,
+        sent: Sent,
+        hints: Hints,
+    ) -> Result<()> {
         let (statements, mut ticks) = self.share();
         let mut versions = vec![0_i64; (self.aggregates / WRITERS).max(self.per_statement)];
         let mut next = 0;
@@ -108,6 +118,7 @@ impl Load {
                 sent.note(event.id);
             }
             insert(&mut connection, &batch, EVENT_TYPE).await?;
+            hints.give();
         }
         Ok(())
     }

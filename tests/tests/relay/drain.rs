@@ -235,10 +235,7 @@ async fn without_a_broker_no_lane_is_held_and_the_table_is_not_polled() -> Resul
     let mut relay = Relay::new(&config);
     assert_eq!(relay.prober.run_once().await?, Pass::Idle, "the prober polled without a broker");
     ensure!(matches!(relay.workers[0].run_once().await, Err(RelayError::Broker(_))), "a broker answered");
-    let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (
-                    SELECT oid FROM pg_database WHERE datname = current_database())";
-    let held: i64 = sqlx::query(held).fetch_one(&mut yard.connect().await?).await?.try_get(0)?;
-    assert_eq!(held, 0);
+    assert_eq!(yard.lanes_held().await?, 0);
     assert_eq!(yard.unpublished().await?, 4);
     Ok(())
 }

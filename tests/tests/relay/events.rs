@@ -223,13 +223,14 @@ async fn two_relays_and_people_at_once_keep_the_order_and_send_each_event_once()
         outcome
     };
     tokio::try_join!(relay(yard.config(1)?), relay(yard.config(1)?), people)?;
+    let messages = usize::try_from(yard.count("published_at IS NOT NULL").await?)?;
+    arrived(&heard, messages).await?;
     for aggregate in 1..=60 {
         let last = if aggregate % 10 == 1 { 8 } else { 3 };
         let first = if aggregate % 3 == 0 { 2 } else { 1 };
         let name = format!("b{aggregate}");
         assert_eq!(first_deliveries(&heard, &name)?, (first..=last).collect::<Vec<_>>(), "{name}");
     }
-    let messages = usize::try_from(yard.count("published_at IS NOT NULL").await?)?;
     assert_eq!(heard.messages()?.len(), messages, "an event was sent twice without a crash");
     Ok(())
 }

@@ -7,6 +7,7 @@ mod held;
 mod order;
 mod plans;
 mod processes;
+mod shared;
 mod stuck;
 mod troubles;
 mod yard;

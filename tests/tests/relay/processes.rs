@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use semel_tests::net::free_port;
 use semel_tests::process::{Daemon, binary};
-use semel_tests::proxy::Proxy;
+use semel_tests::proxy::Fault;
 use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 
@@ -164,6 +164,8 @@ async fn what_fails_is_told_in_a_line_a_second_and_not_in_one_per_event() -> Res
         }
     };
     eventually("each event to be dead", READY, dead).await?;
+    // A second may pass in which nothing is told.
+    relay.wait_for_line("who was given up on", READY, |line| line.contains("were given up on")).await?;
     let lines = relay.lines();
     let of = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
     let (failed, given_up) = (of("could not be published"), of("were given up on"));
@@ -189,15 +191,9 @@ async fn waits_for_a_broker_that_is_away_and_is_ready_once_it_is_back() -> Resul
     let yard = Yard::new().await?;
     let tap = yard.tap(&["thing.Happened"]).await?;
     yard.fill(3, 3).await?;
-    let url = reqwest::Url::parse(&yard.vhost.url())?;
-    let target = format!("{}:{}", url.host_str().unwrap_or("127.0.0.1"), url.port().unwrap_or(5672));
-    let target = tokio::net::lookup_host(target).await?.next().expect("an address");
-    let proxy = Proxy::start(target).await?;
+    let (proxy, url) = yard.broker_behind_proxy().await?;
     proxy.refuse().await?;
-    let mut through = url.clone();
-    through.set_host(Some("127.0.0.1"))?;
-    through.set_port(Some(proxy.addr().port())).expect("a port");
-    let (relay, admin) = start(&yard, "patient", &[("AMQP_URL", through.as_str())]).await?;
+    let (relay, admin) = start(&yard, "patient", &[("AMQP_URL", url.as_str())]).await?;
     relay.wait_for_line("the broker's absence", READY, |line| line.contains("the broker is away")).await?;
     let ready = reqwest::get(format!("http://127.0.0.1:{admin}/readyz")).await?;
     assert_eq!(ready.status(), 503);
@@ -221,11 +217,15 @@ async fn stops_with_exit_code_0_in_the_middle_of_a_backlog() -> Result<()> {
     let yard = Yard::new().await?;
     let tap = yard.tap(&["thing.Happened"]).await?;
     yard.fill(100, 200).await?;
-    let (relay, _) = start(&yard, "stopped", &[]).await?;
+    let (proxy, url) = yard.broker_behind_proxy().await?;
+    // The 200 events of an aggregate go one by one, so they take 8 s at least.
+    proxy.set_both(Fault::Delay(Duration::from_millis(20)));
+    let (relay, _) = start(&yard, "stopped", &[("AMQP_URL", url.as_str())]).await?;
     arrived(&tap, 500).await?;
     relay.terminate()?;
     let status = relay.wait_exit(Duration::from_secs(25)).await?;
     ensure!(status.success(), "left with {status}");
+    ensure!(yard.unpublished().await? > 0, "the backlog was gone before it stopped");
     let (heir, _) = start(&yard, "heir", &[]).await?;
     arrived(&tap, 20_000).await?;
     for aggregate in [1, 50, 100] {

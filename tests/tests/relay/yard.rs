@@ -8,6 +8,7 @@ use semel_core::lifecycle::{Pass, Work as _};
 use semel_core::outbox::held::Policy;
 use semel_core::schema::{self, ENGINE};
 use semel_relay::{Config, Prober, RelayError, Shared, TopologyMode, Worker};
+use semel_tests::proxy::Proxy;
 use semel_tests::services::{Database, Services, Vhost};
 use semel_tests::tap::Tap;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
@@ -128,6 +129,24 @@ impl Yard {
         Ok(())
     }
 
+    /// Counts the lanes that are held by anybody.
+    pub(crate) async fn lanes_held(&self) -> Result<i64> {
+        let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (
+                        SELECT oid FROM pg_database WHERE datname = current_database())";
+        Ok(sqlx::query(held).fetch_one(&mut self.connect().await?).await?.try_get(0)?)
+    }
+
+    /// Puts a proxy in front of the broker, and returns the URL through it.
+    pub(crate) async fn broker_behind_proxy(&self) -> Result<(Proxy, String)> {
+        let mut url = reqwest::Url::parse(&self.vhost.url())?;
+        let target = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
+        let target = tokio::net::lookup_host(target).await?.next().context("no address")?;
+        let proxy = Proxy::start(target).await?;
+        url.set_host(Some("127.0.0.1"))?;
+        url.set_port(Some(proxy.addr().port())).ok().context("no port in the URL")?;
+        Ok((proxy, url.to_string()))
+    }
+
     pub(crate) async fn unpublished(&self) -> Result<i64> {
         let query = "SELECT count(*) FROM outbox WHERE published_at IS NULL";
         Ok(sqlx::query(query).fetch_one(&mut self.connect().await?).await?.try_get(0)?)
@@ -167,7 +186,11 @@ impl Relay {
     pub(crate) async fn drain(mut self) -> Result<Self> {
         self.connect().await?;
         let mut rounds = 0;
-        while self.prober.run_once().await? != Pass::Idle {
+        loop {
+            self.prober.run_once().await?;
+            if self.shared.waiting().is_empty() {
+                return Ok(self);
+            }
             let mut side_by_side = tokio::task::JoinSet::new();
             for mut worker in self.workers.drain(..) {
                 side_by_side.spawn(async move {
@@ -181,7 +204,6 @@ impl Relay {
             rounds += 1;
             anyhow::ensure!(rounds < 10_000, "the outbox is never empty");
         }
-        Ok(self)
     }
 }
 

@@ -1,23 +1,22 @@
 //! Where the broker is: over TLS with an authority of one's own, and at one of several addresses.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use semel_tests::client::Intent;
 use semel_tests::net::free_port;
 use semel_tests::process::{Daemon, binary};
-use semel_tests::services::{PrivateRabbitMq, Services};
+use semel_tests::services::Services;
+use semel_tests::skip::skip;
 use semel_tests::system::{Place, READY};
 
-/// The private broker, if there is one: a given one may have no TLS.
-fn private(services: &Services) -> Option<&PrivateRabbitMq> {
-    services.rabbitmq.private()
-}
+/// Why a test is skipped.
+const NO_TLS: &str = "a given broker may have no TLS";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn relay_and_ledger_work_over_tls_certified_by_an_authority_of_our_own() -> Result<()> {
     let services = Services::from_env()?;
-    let Some(broker) = private(&services) else { return Ok(()) };
+    let Some(broker) = services.rabbitmq.private() else {
+        return Ok(skip("relay_and_ledger_work_over_tls_certified_by_an_authority_of_our_own", NO_TLS)?);
+    };
     let place = Place::make(&services).await?;
     let (url, authority) = (broker.over_tls(&place.vhost.url())?, broker.authority().display().to_string());
     let env = [("AMQP_URL", url.as_str()), ("AMQP_CA_FILE", authority.as_str())];
@@ -57,7 +56,9 @@ async fn refusal(place: &Place, env: &[(&str, &str)]) -> Result<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_certified_by_a_stranger_or_for_another_name_is_refused() -> Result<()> {
     let services = Services::from_env()?;
-    let Some(broker) = private(&services) else { return Ok(()) };
+    let Some(broker) = services.rabbitmq.private() else {
+        return Ok(skip("a_broker_that_is_certified_by_a_stranger_or_for_another_name_is_refused", NO_TLS)?);
+    };
     let place = Place::make(&services).await?;
     let url = broker.over_tls(&place.vhost.url())?;
     let line = refusal(&place, &[("AMQP_URL", &url)]).await?;
@@ -98,7 +99,7 @@ async fn a_file_of_authorities_that_holds_none_is_a_clear_exit() -> Result<()> {
                 .env("AMQP_CA_FILE", file)
                 .start()
                 .await?;
-            ensure!(!daemon.wait_exit(Duration::from_secs(10)).await?.success(), "{program} takes {file}");
+            ensure!(!daemon.wait_exit(READY).await?.success(), "{program} takes {file}");
             let said = daemon.lines().join("\n");
             ensure!(said.contains("--amqp-ca-file") && said.contains(reason), "{program}: {said}");
         }

@@ -152,11 +152,3 @@ fn ignores_pieces_of_the_wrong_type() {
     assert_eq!(received.created_at_unix_micros, None);
     assert_eq!(received.headers, BTreeMap::from([("plain".into(), "kept".into())]));
 }
-
-#[test]
-fn routing_keys_hold_255_bytes() {
-    assert_eq!(routing_key("payment", "payment.succeeded").unwrap(), "payment.payment.succeeded");
-    let name = "a".repeat(127);
-    assert_eq!(routing_key(&name, &name).unwrap().len(), 255);
-    assert!(routing_key(&name, &format!("{name}b")).is_err());
-}

@@ -198,7 +198,7 @@ pub async fn mark(connection: &mut PgConnection, confirmed: &[Uuid]) -> Result<V
     sqlx::query_scalar!(
         r#"-- outbox_mark
         UPDATE outbox SET published_at = clock_timestamp()
-        WHERE event_id = ANY($1) AND published_at IS NULL
+        WHERE event_id = ANY($1) AND published_at IS NULL AND dead_at IS NULL AND discarded_at IS NULL
         RETURNING EXTRACT(EPOCH FROM published_at - created_at)::FLOAT8 AS "latency!""#,
         confirmed
     )

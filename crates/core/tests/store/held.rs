@@ -67,6 +67,26 @@ async fn lanes_to_work_on(connection: &mut PgConnection) -> usize {
     drain::probe(connection, &Floors::NONE).await.unwrap().heads.len()
 }
 
+#[tokio::test]
+async fn what_was_confirmed_and_then_given_up_on_is_not_marked_and_stands_in_no_ones_way() {
+    with_database(async |db: Database| {
+        let [dead, discarded, other] = append(&db, "a", 3).await.try_into().unwrap();
+        let mut connection = db.pool.acquire().await.unwrap();
+        fail(&mut connection, dead, &policy(1, &[])).await;
+        sqlx::query(
+            "UPDATE outbox SET held_at = now(), discarded_at = now(), discarded_by = 'ada', discard_reason = 'a mistake' WHERE event_id = $1",
+        )
+        .bind(discarded)
+        .execute(&mut *connection)
+        .await
+        .unwrap();
+        let marked = drain::mark(&mut connection, &[dead, discarded, other]).await.unwrap();
+        assert_eq!(marked.len(), 1);
+        assert_eq!(db.count("SELECT count(*) FROM outbox WHERE published_at IS NOT NULL").await, 1);
+    })
+    .await;
+}
+
 /// Lets every chain that is not dead be due.
 async fn time_passes(db: &Database) {
     db.execute("UPDATE outbox_held SET next_attempt_at = now() - INTERVAL '1 s' WHERE dead_at IS NULL").await;
