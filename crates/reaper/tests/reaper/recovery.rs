@@ -291,6 +291,8 @@ async fn what_a_pass_left_running_is_finished_at_the_stop() {
         };
         let (driven, ()) = tokio::join!(drive("recovery", &mut recovery, &pace, &life), stop);
         driven.unwrap();
+        // As a daemon does then; what was still running would be cut off.
+        drop(recovery);
         settled(&db, "acme-0", "succeeded", 201, "PaymentCreated").await;
     })
     .await;
