@@ -104,6 +104,7 @@ impl DeadLetters {
             Some(Outcome::Refused { reason }) => return Ok(Copied::TooLarge { reason }),
             Some(Outcome::Returned { reason }) => format!("returned, {reason}"),
             Some(Outcome::Unknown { reason }) => format!("unknown, {reason}"),
+            Some(Outcome::Unconfirmed) => "not confirmed in time".to_owned(),
             Some(Outcome::Nacked) => "not taken".to_owned(),
             None => "not sent".to_owned(),
         };

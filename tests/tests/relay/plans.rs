@@ -240,7 +240,7 @@ async fn about_chains(connection: &mut PgConnection, round: &str) -> Result<()> 
         .map(|event| held::Aggregate { kind: event.aggregate_type.clone(), id: event.aggregate_id.clone() })
         .collect();
     held::settle(&mut tx, &chains).await?;
-    held::postpone(&mut tx, &chains, std::time::Duration::from_secs(1)).await?;
+    held::postpone(&mut tx, &chains, &policy).await?;
     let blocks = touched_within(&mut tx).await? - before;
     assert!(blocks <= 200 * 100, "hold and settle ({round}): touched {blocks} blocks");
     tx.rollback().await?;
