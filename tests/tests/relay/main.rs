@@ -4,6 +4,7 @@ mod drain;
 mod events;
 mod floors;
 mod held;
+mod memory;
 mod order;
 mod plans;
 mod processes;
