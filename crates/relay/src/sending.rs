@@ -170,8 +170,8 @@ impl Sending<'_> {
     }
 
     fn outgoing(&self, event: PendingEvent) -> Outgoing {
-        // The table's names are bounded so that the key fits; one that does not is refused by the publisher.
-        let routing_key = format!("{}.{}", event.aggregate_type, event.event_type);
+        // The table's names are bounded so that the usual key fits; one that does not is refused by the publisher.
+        let routing_key = self.config.routing_key.of(&event.aggregate_type, &event.event_type);
         let envelope = Envelope {
             event_id: event.event_id,
             event_type: event.event_type,

@@ -194,7 +194,7 @@ async fn a_dead_event_blocks_its_aggregate_unless_its_type_is_skipped() {
             assert_eq!(lanes_to_work_on(&mut connection).await, 0, "never due");
             assert!(fail(&mut connection, events[0], &policy(2, skip)).await.is_empty(), "dead once");
         }
-        let sample = outbox::sample(&mut db.pool.acquire().await.unwrap()).await.unwrap();
+        let sample = outbox::sample(&mut db.pool.acquire().await.unwrap(), &Floors::NONE).await.unwrap();
         assert_eq!((sample.pending, sample.held, sample.dead), (0, 6, 2));
     })
     .await;
