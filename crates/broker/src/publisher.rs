@@ -38,7 +38,7 @@ use tokio::time::Instant;
 
 use crate::connection::{ANSWER_LIMIT, CLOSE_LIMIT, Connection, REPLY_SUCCESS};
 use crate::error::{Cause, Error, within};
-use crate::message::{Encoded, Outgoing};
+use crate::message::Outgoing;
 use crate::url::BrokerUrl;
 pub use exchange::Acceptance;
 use flight::{Until, fly};
@@ -115,8 +115,13 @@ pub struct Wave {
     pub broken: Option<Error>,
 }
 
-/// A message, and its place in the wave.
-type Numbered = (usize, Encoded);
+/// A message of a wave.
+struct Numbered {
+    /// Its place in the wave.
+    place: usize,
+    id: Option<String>,
+    outgoing: Outgoing,
+}
 
 impl Publisher {
     /// Connects and puts a channel into confirm mode.
@@ -183,21 +188,12 @@ impl Publisher {
         }
         self.state = State::Broken;
         let deadline = Instant::now() + patience.whole;
-        let frame_max = self.connection.frame_max();
-        let mut outcomes = Vec::with_capacity(wave.len());
-        let mut sendable = Vec::with_capacity(wave.len());
-        for (place, outgoing) in wave.into_iter().enumerate() {
-            match Encoded::new(outgoing, frame_max) {
-                Ok(message) => {
-                    outcomes.push(Outcome::Unknown { reason: "not sent in time".into() });
-                    sendable.push((place, message));
-                }
-                Err(reason) => outcomes.push(Outcome::Refused { reason }),
-            }
-        }
+        let outcomes = vec![Outcome::Unknown { reason: "not sent in time".into() }; wave.len()];
+        let numbered = |(place, outgoing): (usize, Outgoing)| Numbered { place, id: outgoing.id(), outgoing };
+        let messages: Vec<Numbered> = wave.into_iter().enumerate().map(numbered).collect();
         let mut attempt =
             Attempt { until: Until { deadline, silence: patience.silence }, patience, outcomes };
-        let broken = self.publish_all(&sendable, &mut attempt).await.err();
+        let broken = self.publish_all(&messages, &mut attempt).await.err();
         if broken.is_none() {
             self.state = State::Usable;
         }
@@ -242,7 +238,7 @@ impl Publisher {
         while !rest.is_empty() && !attempt.is_over() {
             let later = rest.split_off(distinct_ids(&rest));
             if self.publish_part(&rest, attempt).await? == Ended::Refused {
-                rest.retain(|(place, _)| attempt.is_unheard(*place));
+                rest.retain(|message| attempt.is_unheard(message.place));
                 let left = self.single_out(&rest, attempt).await?;
                 rest.drain(..rest.len() - left);
             } else {
@@ -275,14 +271,16 @@ impl Publisher {
 
     /// Publishes messages with distinct ids.
     async fn publish_part(&mut self, part: &[&Numbered], attempt: &mut Attempt) -> Result<Ended, Error> {
-        let messages: Vec<&Encoded> = part.iter().map(|(_, message)| message).collect();
-        let landed = fly(&self.channel, &messages, attempt.until, || self.connection.is_blocked()).await;
-        let ids: Vec<_> = messages.iter().map(|message| message.id()).collect();
+        let messages: Vec<&Outgoing> = part.iter().map(|message| &message.outgoing).collect();
+        let is_blocked = || self.connection.is_blocked();
+        let landed =
+            fly(&self.channel, self.connection.frame_max(), &messages, attempt.until, is_blocked).await;
+        let ids: Vec<_> = part.iter().map(|message| message.id.as_deref()).collect();
         let judged = judge(&ids, landed.heard);
         let is_any_late = judged.outcomes.contains(&Outcome::Unconfirmed);
         let is_silent = landed.is_silent;
-        for ((place, _), outcome) in part.iter().zip(judged.outcomes) {
-            attempt.outcomes[*place] = outcome;
+        for (message, outcome) in part.iter().zip(judged.outcomes) {
+            attempt.outcomes[message.place] = outcome;
         }
         let attempted = || format!("publish {} messages", part.len());
         let ended = if judged.stray_return {
@@ -290,8 +288,8 @@ impl Publisher {
         } else if let Some(cause) = landed.cause {
             let cause = Cause::from(cause);
             if self.connection.is_open() && cause.is_about_message() {
-                if let [(place, _)] = part {
-                    attempt.outcomes[*place] = Outcome::Refused { reason: cause.to_string() };
+                if let [message] = part {
+                    attempt.outcomes[message.place] = Outcome::Refused { reason: cause.to_string() };
                 }
                 self.renew(ANSWER_LIMIT, "open another channel").await.map(|()| Ended::Refused)
             } else {
@@ -309,8 +307,8 @@ impl Publisher {
         };
         // A broker that is slow, blocked or away says nothing about a message that it did not confirm.
         if is_any_late && (ended.is_err() || !is_silent) {
-            for (place, _) in part {
-                let outcome = &mut attempt.outcomes[*place];
+            for message in part {
+                let outcome = &mut attempt.outcomes[message.place];
                 if *outcome == Outcome::Unconfirmed {
                     *outcome = Outcome::Unknown { reason: "not confirmed in time".into() };
                 }
@@ -349,5 +347,5 @@ async fn confirmed_channel(connection: &Connection) -> Result<Channel, Error> {
 /// How many messages from the first on have ids of their own.
 fn distinct_ids(messages: &[&Numbered]) -> usize {
     let mut seen = HashSet::with_capacity(messages.len());
-    messages.iter().take_while(|(_, message)| seen.insert(message.id())).count()
+    messages.iter().take_while(|message| seen.insert(message.id.as_deref())).count()
 }

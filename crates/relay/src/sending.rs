@@ -4,7 +4,7 @@
 //! silence, although others of its wave were confirmed and the broker still answers: then it is its queue that is silent.
 //! Anything else is the trouble of the connection or of the broker, or mere slowness, and costs no event an attempt.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use metrics::{counter, histogram};
@@ -132,9 +132,10 @@ impl Sending<'_> {
         let is_late = matches!(broken, None | Some(Error::TimedOut { .. }));
         let mut fates = Vec::with_capacity(awaited.len());
         let mut safe = Vec::with_capacity(awaited.len());
+        let mut counts = BTreeMap::<_, u64>::new();
         for (Awaited { event_id, lane, chain }, outcome) in awaited.into_iter().zip(outcomes) {
             let label = names::label(outcome);
-            counter!(names::OUTCOMES, "outcome" => label).increment(1);
+            *counts.entry(label).or_default() += 1;
             let error = match outcome {
                 Outcome::Confirmed => {
                     safe.push((lane, event_id));
@@ -163,6 +164,9 @@ impl Sending<'_> {
             self.sent.failures.push(failure);
             self.sent.failed.extend(chain);
             fates.push(Fate::Stopped);
+        }
+        for (label, count) in counts {
+            counter!(names::OUTCOMES, "outcome" => label).increment(count);
         }
         self.sent.confirmed.extend(safe.iter().map(|&(_, event_id)| event_id));
         self.shared.unmarked().remember(safe);

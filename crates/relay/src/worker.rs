@@ -128,8 +128,9 @@ impl Worker {
             return;
         }
         counter!(names::PUBLISHED).increment(latencies.len() as u64);
+        let histogram = histogram!(names::LATENCY);
         for &latency in latencies {
-            histogram!(names::LATENCY).record(latency);
+            histogram.record(latency);
         }
         self.shared.progressed();
     }

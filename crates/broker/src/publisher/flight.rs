@@ -13,7 +13,7 @@ use lapin::{Channel, ErrorKind, PublisherConfirm};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::judgement::Heard;
-use crate::message::Encoded;
+use crate::message::{Encoded, Outgoing};
 
 /// How often a wave that waits looks at all its messages and at the connection.
 const LOOK: Duration = Duration::from_millis(100);
@@ -41,22 +41,27 @@ pub(super) struct Landed {
     pub(super) was_blocked: bool,
 }
 
-/// Sends all messages, and waits until each is heard of, or for as long as `until` says.
+/// Sends all messages but those that the protocol cannot hold, and waits until each is heard of, or for as long as `until` says.
 pub(super) async fn fly(
     channel: &Channel,
-    messages: &[&Encoded],
+    frame_max: usize,
+    messages: &[&Outgoing],
     until: Until,
     is_blocked: impl Fn() -> bool,
 ) -> Landed {
     let mut slots = Vec::with_capacity(messages.len());
     for message in messages {
-        let mut slot = Slot::Sending(Box::pin(channel.basic_publish(
-            message.exchange.clone(),
-            message.routing_key.clone(),
-            BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() },
-            &message.body,
-            message.properties.clone(),
-        )));
+        // Encoded as it is sent: the library takes what it is given, and a copy for it would cost as much again.
+        let mut slot = match Encoded::new(message, frame_max) {
+            Ok(encoded) => Slot::Sending(Box::pin(channel.basic_publish(
+                encoded.exchange,
+                encoded.routing_key,
+                BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() },
+                encoded.body,
+                encoded.properties,
+            ))),
+            Err(reason) => Slot::Heard(Heard::Refused { reason }, None),
+        };
         // The first poll puts the message into the send queue, so polling in turn keeps the order.
         poll_fn(|context| Poll::Ready(slot.poll_heard(context).is_ready())).await;
         slots.push(slot);
