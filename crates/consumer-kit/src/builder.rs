@@ -51,6 +51,7 @@ pub(crate) struct Settings {
     pub(crate) topology_mode: TopologyMode,
     pub(crate) prefetch: u16,
     pub(crate) concurrency: u16,
+    pub(crate) batch: u16,
     pub(crate) budget: Duration,
     pub(crate) answer_limit: Duration,
     pub(crate) attempts: u32,
@@ -64,9 +65,9 @@ impl Settings {
         self.budget + self.answer_limit
     }
 
-    /// What no transaction takes whose every call keeps its limit: begin, record, handle, and two calls to end it.
+    /// What no transaction takes whose every call keeps its limit: begin, record, handle each, and two calls to end it.
     pub(crate) fn attempt_limit(&self) -> Duration {
-        self.call_limit() * 5
+        self.call_limit() * (4 + u32::from(self.batch))
     }
 }
 
@@ -74,6 +75,8 @@ impl Settings {
 const EXCHANGE: &str = "semel.events";
 /// Longest queue name, in bytes: `<queue>.retry.86400000ms` has to fit into AMQP's 255 too.
 const MAX_QUEUE: usize = 235;
+/// Of the 30 minutes after which RabbitMQ ends a subscription that acknowledges nothing.
+const LONGEST_BATCH: Duration = Duration::from_mins(20);
 /// After each failure a longer one; the last is repeated.
 const RETRY_DELAYS: [Duration; 4] =
     [Duration::from_secs(5), Duration::from_mins(1), Duration::from_mins(10), Duration::from_hours(1)];
@@ -91,6 +94,7 @@ impl ConsumerBuilder {
             topology_mode: TopologyMode::default(),
             prefetch: 32,
             concurrency: 8,
+            batch: 1,
             budget: Duration::from_secs(10),
             answer_limit: Duration::from_secs(5),
             attempts: 8,
@@ -135,6 +139,13 @@ impl ConsumerBuilder {
     /// Sets how many messages are handled at once, each with a database connection; 8 by default.
     pub fn concurrency(mut self, messages: u16) -> Self {
         self.settings.concurrency = messages;
+        self
+    }
+
+    /// Sets how many messages are handled in one transaction at most, of those that have arrived when it begins; 1 by
+    /// default. That saves commits where messages are many. When it fails, each message is handled by itself.
+    pub fn batch(mut self, messages: u16) -> Self {
+        self.settings.batch = messages;
         self
     }
 
@@ -190,7 +201,7 @@ impl ConsumerBuilder {
     }
 
     fn check(&self) -> Result<(), String> {
-        let Settings { name, topology, prefetch, concurrency, budget, answer_limit, attempts, .. } =
+        let Settings { name, topology, prefetch, concurrency, batch, budget, answer_limit, attempts, .. } =
             &self.settings;
         if !(1..=127).contains(&name.len()) {
             return Err("its name is not 1 to 127 bytes long".to_owned());
@@ -226,6 +237,12 @@ impl ConsumerBuilder {
                  concurrency, and that at least 1"
             ));
         }
+        if *batch == 0 || batch > prefetch {
+            return Err(format!(
+                "a batch of {batch} with a prefetch of {prefetch}: the prefetch has to be at least the batch, and that at \
+                 least 1"
+            ));
+        }
         let connections = self.pool.options().get_max_connections();
         if u32::from(*concurrency) > connections {
             return Err(format!(
@@ -235,6 +252,11 @@ impl ConsumerBuilder {
         // The upper end keeps a message far below RabbitMQ's consumer timeout of 30 minutes.
         if !(Duration::from_millis(1)..=Duration::from_mins(5)).contains(budget) {
             return Err(format!("a time budget of {budget:?} is not 1 ms to 5 min"));
+        }
+        if *budget * u32::from(*batch) > LONGEST_BATCH {
+            return Err(format!(
+                "a batch of {batch} with a time budget of {budget:?} may take more than {LONGEST_BATCH:?}"
+            ));
         }
         if !(Duration::from_millis(1)..=Duration::from_mins(1)).contains(answer_limit) {
             return Err(format!("an answer limit of {answer_limit:?} is not 1 ms to 1 min"));
@@ -285,6 +307,9 @@ mod tests {
             (builder().budget(Duration::ZERO), "budget"),
             (builder().budget(Duration::from_secs(301)), "budget"),
             (builder().answer_limit(Duration::ZERO), "answer limit"),
+            (builder().batch(0), "batch"),
+            (builder().batch(33), "batch"),
+            (builder().batch(32).budget(Duration::from_mins(1)), "may take more"),
             (builder().delivery_limit(0), "delivery limit"),
             (builder().attempts(0), "attempts"),
             (builder().retry_delays([]), "retry delays"),

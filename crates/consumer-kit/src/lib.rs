@@ -55,6 +55,9 @@
 //! unacknowledged; at worst, a copy that was confirmed but whose original was not acknowledged is there beside it: a dead
 //! letter twice, or a retry that turns out to be a duplicate.
 //!
+//! With [`batch`](ConsumerBuilder::batch) those that have arrived share a transaction. When it fails, all of it is rolled back
+//! and each is handled by itself, one after another.
+//!
 //! Messages are handled side by side and in no order. It does not purge `processed_events`: keep its rows longer than the
 //! longest time after which a message may be delivered again.
 

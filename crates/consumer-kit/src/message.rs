@@ -1,4 +1,4 @@
-//! What becomes of one message.
+//! What becomes of one message, and of several that are handled together.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,8 +50,17 @@ pub(crate) async fn settle<H: Handler>(
     place: OwnedSemaphorePermit,
     signals: Arc<Signals>,
 ) -> Result<(), Error> {
+    settle_alone(&shared, delivery, Some(place), &signals).await
+}
+
+async fn settle_alone<H: Handler>(
+    shared: &Shared<H>,
+    delivery: Delivery,
+    place: Option<OwnedSemaphorePermit>,
+    signals: &Signals,
+) -> Result<(), Error> {
     let consumer = shared.settings.name.as_str();
-    let verdict = judge_until_known(&shared, &delivery, &signals).await?;
+    let verdict = judge_until_known(shared, &delivery, signals).await?;
     drop(place);
 
     let event_id = delivery.envelope.as_ref().ok().map(|envelope| tracing::field::display(envelope.event_id));
@@ -94,11 +103,58 @@ pub(crate) async fn settle<H: Handler>(
         // Closing the channel gives it back.
         Verdict::Keep(error) => return Err(error),
     };
+    told_settled(shared, outcome, settled);
+    Ok(())
+}
+
+/// Handles several messages in one transaction. When that fails, each is handled by itself, in their order, so that one
+/// that fails drags none of the others along. `place` is kept until all are settled.
+pub(crate) async fn settle_together<H: Handler>(
+    shared: Arc<Shared<H>>,
+    deliveries: Vec<Delivery>,
+    place: OwnedSemaphorePermit,
+    signals: Arc<Signals>,
+) -> Result<(), Error> {
+    let begun = Instant::now();
+    let decoded = |delivery: &Delivery| {
+        let received = delivery.envelope.as_ref().ok()?;
+        Event::decode(received, &delivery.body).ok()
+    };
+    let (mut events, mut together, mut alone) = (Vec::new(), Vec::new(), Vec::new());
+    for delivery in deliveries {
+        match decoded(&delivery) {
+            Some(event) => {
+                events.push(event);
+                together.push(delivery);
+            }
+            None => alone.push(delivery),
+        }
+    }
+    let rest = match take_effect(&shared, events).await {
+        Ok(effects) => {
+            for (delivery, effect) in together.into_iter().zip(effects) {
+                metrics::record_time(&shared.settings.name, begun.elapsed());
+                let settled = delivery.ack().await;
+                told_settled(&shared, effect.into(), settled);
+            }
+            alone
+        }
+        Err(Setback::Unsettled(error)) => return Err(error),
+        Err(_) => together.into_iter().chain(alone).collect(),
+    };
+    for delivery in rest {
+        settle_alone(&shared, delivery, None, &signals).await?;
+    }
+    drop(place);
+    Ok(())
+}
+
+fn told_settled<H>(shared: &Shared<H>, outcome: Outcome, settled: Settled) {
+    let consumer = shared.settings.name.as_str();
     metrics::count(consumer, outcome);
     if settled == Settled::Lost {
         tracing::debug!(consumer, outcome = outcome.label(), "settled too late: it will be delivered again");
     }
-    Ok(())
 }
 
 /// Judges a message again for as long as it has to be kept, or until the session ends. To give it back would bring it, and
@@ -161,11 +217,20 @@ async fn attempt<H: Handler>(
     let mut conflicts_left = 1;
     let mut connections_left = shared.pool.options().get_max_connections();
     loop {
-        match take_effect(shared, Event::decode(received, body)?).await {
+        match take_effect(shared, vec![Event::decode(received, body)?]).await {
             Err(Setback::Conflict(_)) if conflicts_left > 0 => conflicts_left -= 1,
             // All connections of the pool may have died while they lay idle.
             Err(Setback::DeadConnection(_)) if connections_left > 0 => connections_left -= 1,
-            result => return Ok(result),
+            result => return Ok(result.map(|effects| effects[0])),
+        }
+    }
+}
+
+impl From<Effect> for Outcome {
+    fn from(effect: Effect) -> Self {
+        match effect {
+            Effect::Taken => Self::Effect,
+            Effect::Duplicate => Self::Duplicate,
         }
     }
 }
@@ -173,8 +238,7 @@ async fn attempt<H: Handler>(
 /// `is_last` says that a message that fails now has failed as often as it may.
 fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Error> {
     let error = match result {
-        Ok(Effect::Taken) => return Ok(Verdict::Settled(Outcome::Effect)),
-        Ok(Effect::Duplicate) => return Ok(Verdict::Settled(Outcome::Duplicate)),
+        Ok(effect) => return Ok(Verdict::Settled(effect.into())),
         Err(Setback::DeadConnection(error) | Setback::Unsettled(error)) => return Err(error),
         Err(Setback::Refused(error)) => return Ok(Verdict::Keep(error)),
         Err(Setback::Twin(error)) if is_last => return Ok(Verdict::Keep(error)),
