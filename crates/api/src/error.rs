@@ -8,6 +8,7 @@ use http::{HeaderValue, StatusCode, header};
 use semel_core::idempotency::engine::EngineError;
 use semel_core::idempotency::{InvalidCommand, InvalidKey};
 use serde_json::{Value, json};
+use tonic::Code;
 use uuid::Uuid;
 
 use crate::body;
@@ -27,6 +28,16 @@ pub(crate) enum ApiError {
     Host,
     #[error("no such method here")]
     MethodNotAllowed,
+    #[error("no such call")]
+    NoSuchCall,
+    #[error("a call over HTTP/1")]
+    NotHttp2,
+    #[error("the message is compressed, or in another encoding")]
+    Encoding,
+    #[error("no such timeout can be")]
+    Timeout,
+    #[error("the caller's deadline passed")]
+    DeadlinePassed,
     #[error("the body is not said to be plain JSON")]
     MediaType,
     #[error("the body is too large")]
@@ -96,6 +107,19 @@ impl ApiError {
             Self::MethodNotAllowed => {
                 Problem::new(Kind::MethodNotAllowed, "The header `Allow` names the methods that are.")
             }
+            Self::NoSuchCall => {
+                Problem::new(Kind::NotFound, "There is no such call here.").told_as(Code::Unimplemented)
+            }
+            Self::NotHttp2 => Problem::new(Kind::RequestInvalid, "gRPC needs HTTP/2.").with("errors", json!([])),
+            Self::Encoding => {
+                Problem::new(Kind::UnsupportedMediaType, "Send `application/grpc`, in protobuf and not compressed.")
+            }
+            Self::Timeout => Problem::new(Kind::RequestInvalid, "`grpc-timeout` must be up to eight digits and a unit.")
+                .with("errors", json!([])),
+            Self::DeadlinePassed => Problem::new(
+                Kind::DeadlineExceeded,
+                "The call's deadline passed first; what it began goes on. Ask again, with the same key if it has one.",
+            ),
             Self::Host => Problem::new(Kind::RequestInvalid, "Send one header `Host`.").with("errors", json!([])),
             Self::MediaType => Problem::new(
                 Kind::UnsupportedMediaType,

@@ -6,6 +6,7 @@ mod bed;
 mod client;
 mod connections;
 mod faults;
+mod grpc;
 mod hostile;
 mod http2;
 mod keyed;

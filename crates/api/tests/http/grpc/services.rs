@@ -1,0 +1,135 @@
+//! Health, reflection, and what is no call of ours.
+
+use futures_util::stream;
+use prost::Message as _;
+use prost_types::{FileDescriptorProto, FileDescriptorSet};
+use semel_proto::health::v1::health_check_response::ServingStatus;
+use semel_proto::health::v1::{HealthCheckRequest, HealthCheckResponse};
+use semel_proto::payments::{SERVICE, v1};
+use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use super::call::{Call, order, order_of, payment};
+use crate::bed::{Database, Server, with_database};
+
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+
+fn check(service: &str) -> Call {
+    Call::at(CHECK, &HealthCheckRequest { service: service.to_owned() })
+}
+
+#[tokio::test]
+async fn health_tells_whether_calls_are_taken_and_needs_no_credential() {
+    with_database(async |db: Database| {
+        let server = Server::start_closed(db.pool.clone(), db.token("acme").await).await;
+        let told = async |service: &str| {
+            check(service).send(&server).await.message::<HealthCheckResponse>().status()
+        };
+        assert_eq!(told("").await, ServingStatus::NotServing);
+        server.api.open();
+        assert_eq!((told("").await, told(SERVICE).await), (ServingStatus::Serving, ServingStatus::Serving));
+        check("other").send(&server).await.expect_refusal(Code::NotFound, "NOT_FOUND");
+        let watch = Call::at("/grpc.health.v1.Health/Watch", &HealthCheckRequest::default());
+        watch.send(&server).await.expect_refusal(Code::Unauthenticated, "UNAUTHENTICATED");
+        let watch = watch.with("authorization", format!("Bearer {}", server.token));
+        watch.send(&server).await.expect_refusal(Code::Unimplemented, "NOT_FOUND");
+    })
+    .await;
+}
+
+/// Asks on a stream of its own.
+async fn reflect(
+    server: &Server,
+    token: Option<&str>,
+    ask: MessageRequest,
+) -> Result<MessageResponse, tonic::Status> {
+    let address = format!("http://{}", server.address);
+    let channel = Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+    let mut client = ServerReflectionClient::new(channel);
+    let ask = ServerReflectionRequest { host: String::new(), message_request: Some(ask) };
+    let mut request = tonic::Request::new(stream::iter([ask]));
+    if let Some(token) = token {
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+    }
+    let mut answers = client.server_reflection_info(request).await?.into_inner();
+    let answer = answers.message().await?.unwrap();
+    Ok(answer.message_response.unwrap())
+}
+
+#[tokio::test]
+async fn reflection_describes_the_services_to_whoever_has_a_credential() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        let list = MessageRequest::ListServices(String::new());
+        let refused = reflect(&server, None, list.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated);
+        let MessageResponse::ListServicesResponse(listed) =
+            reflect(&server, Some(&server.token), list).await.unwrap()
+        else {
+            panic!("another answer");
+        };
+        let mut names: Vec<_> = listed.service.into_iter().map(|service| service.name).collect();
+        names.sort();
+        assert_eq!(names, ["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", SERVICE]);
+
+        let symbol = MessageRequest::FileContainingSymbol(SERVICE.to_owned());
+        let MessageResponse::FileDescriptorResponse(file) =
+            reflect(&server, Some(&server.token), symbol).await.unwrap()
+        else {
+            panic!("another answer");
+        };
+        let told = FileDescriptorProto::decode(file.file_descriptor_proto[0].as_slice()).unwrap();
+        let all = FileDescriptorSet::decode(semel_proto::API_DESCRIPTORS).unwrap();
+        assert!(all.file.contains(&told), "{}", told.name());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_no_call_is_unimplemented_and_never_a_problem_document() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        let token = format!("Bearer {}", server.token);
+        for path in [
+            "/semel.payments.v1.Payments/DeleteOrder",
+            "/semel.payments.v1.Payments",
+            "/semel.payments.v2.Payments/CreateOrder",
+            // A route of HTTP.
+            "/v1/orders",
+            "/",
+        ] {
+            let call =
+                Call::at(path, &order_of(1)).with("authorization", &token).with("idempotency-key", "k");
+            let details = call.send(&server).await.expect_refusal(Code::Unimplemented, "NOT_FOUND");
+            assert!(details.retry_info().is_none(), "{path}");
+        }
+        // Without a provider there are no payments.
+        payment(&server, "k", 1).send(&server).await.expect_refusal(Code::Unimplemented, "NOT_FOUND");
+        let get = Call::new(&server, "GetPayment", &v1::GetPaymentRequest::default());
+        get.send(&server).await.expect_refusal(Code::Unimplemented, "NOT_FOUND");
+        assert_eq!(db.rows().await, (0, 0, 0));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_call_without_the_media_type_of_grpc_is_a_request_for_a_route_that_is_none() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        let path = "/semel.payments.v1.Payments/CreateOrder";
+        for kind in ["application/json", "application/grpc-web+proto"] {
+            let ask = server.post_to(path, "{}").without("Content-Type").header("Content-Type", kind);
+            ask.send(server.address).await.expect_problem(404, "not-found");
+        }
+        // Over HTTP/1.1 a status could not follow a message.
+        let ask = server.post_to(path, "").without("Content-Type").header("Content-Type", "application/grpc");
+        let answer = ask.send(server.address).await;
+        assert_eq!((answer.status, answer.header("grpc-status")), (200, Some("3")));
+        assert_eq!(order(&server, "k", 1).send(&server).await.status.code(), Code::Ok);
+    })
+    .await;
+}
