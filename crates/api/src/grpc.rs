@@ -101,10 +101,79 @@ async fn in_deadline(request: Request, next: Next) -> Result<Response, ApiError>
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use axum::body::Body;
+    use axum::routing::post;
     use prost::Message as _;
     use prost_types::FileDescriptorSet;
+    use semel_core::lifecycle::Lifecycle;
+    use semel_payments::problem::ProblemBase;
+    use sqlx::postgres::PgPoolOptions;
+    use tonic::{Code, Status};
+    use tonic_types::StatusExt as _;
 
     use super::*;
+    use crate::state::Settings;
+
+    /// An API that takes requests, and whose database is asked for nothing.
+    fn api() -> Api {
+        let settings = Settings {
+            namespace: "test".parse().unwrap(),
+            key_retention: Duration::from_hours(24),
+            problem_base: ProblemBase::DEFAULT.parse().unwrap(),
+        };
+        let pool = PgPoolOptions::new().connect_lazy("postgres://nobody@127.0.0.1:1/nothing").unwrap();
+        let api = Api::new(pool, settings, Lifecycle::new());
+        api.open();
+        api
+    }
+
+    /// Makes an empty call; returns the status that came without a message.
+    async fn refused(calls: Router, path: &str) -> Status {
+        let call = Request::post(path).version(Version::HTTP_2).header("content-type", "application/grpc");
+        let response = calls.oneshot(call.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "application/grpc");
+        assert!(response.headers().contains_key("request-id"));
+        Status::from_header_map(response.headers()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn beyond_the_cap_a_call_is_told_to_come_back() {
+        let api = api();
+        let everything = u32::try_from(api.places.available_permits()).unwrap();
+        let taken = api.places.clone().try_acquire_many_owned(everything).unwrap();
+        let calls = crate::routes::router(api.clone());
+        let status = refused(calls.clone(), service::CREATE_ORDER).await;
+        assert_eq!(status.code(), Code::Unavailable);
+        assert_eq!(status.get_details_error_info().unwrap().reason, "TEMPORARILY_UNAVAILABLE");
+        assert!(status.get_details_retry_info().is_some());
+        drop(taken);
+        assert_eq!(refused(calls, service::CREATE_ORDER).await.code(), Code::Unauthenticated);
+        assert_eq!(
+            u32::try_from(api.places.available_permits()),
+            Ok(everything),
+            "a refused call gives its place back"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_told_as_a_status() {
+        let api = api();
+        let panics = async || -> Response { panic!("a bug of ours") };
+        // At a path that needs no credential.
+        let calls = Router::new()
+            .route(HEALTH_CHECK, post(panics))
+            .layer(from_fn_with_state(api.clone(), front::pass))
+            .with_state(api);
+        let status = refused(calls, HEALTH_CHECK).await;
+        assert_eq!(
+            (status.code(), status.get_details_error_info().unwrap().reason.as_str()),
+            (Code::Internal, "INTERNAL")
+        );
+        assert!(status.get_details_retry_info().is_some() && !status.message().contains("bug"), "{status:?}");
+    }
 
     #[test]
     fn every_method_of_the_interface_is_a_call() {

@@ -94,3 +94,27 @@ pub(crate) fn record(route: &'static str, status: StatusCode, took: Duration) {
     counter!(REQUESTS, "route" => route, "status" => class).increment(1);
     histogram!(SECONDS, "route" => route).record(took);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_makes_up_is_no_label() {
+        assert_eq!(
+            method("/semel.payments.v1.Payments/CreateOrder"),
+            "semel.payments.v1.Payments/CreateOrder"
+        );
+        for path in [
+            "",
+            "/",
+            "/v1/orders",
+            "/semel.payments.v1.Payments/Other",
+            "semel.payments.v1.Payments/CreateOrder",
+        ] {
+            assert_eq!(method(path), UNMATCHED, "{path}");
+        }
+        assert_eq!(route(Some(ORDER)), ORDER);
+        assert_eq!(route(Some("/v1/other")), UNMATCHED);
+    }
+}

@@ -1,5 +1,7 @@
 //! The same operations as calls: what they are answered, and that it is what HTTP answers.
 
+mod answers;
+mod bounds;
 mod call;
 mod services;
 mod switching;
@@ -78,6 +80,50 @@ async fn orders_are_listed_page_by_page() {
         let other = Server { token: db.token("other").await, ..server.clone() };
         let none = Call::new(&other, "ListOrders", &v1::ListOrdersRequest::default()).send(&other).await;
         assert_eq!(none.message::<v1::ListOrdersResponse>(), v1::ListOrdersResponse::default());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_lost_its_request_learns_what_became_of_it() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        let made = order(&server, "k", 1200).send(&server).await;
+        let ask = |server: &Server, operation: &str| {
+            let request = v1::GetIdempotencyKeyRequest { operation: operation.to_owned() };
+            Call::new(server, "GetIdempotencyKey", &request)
+        };
+        let told: v1::IdempotencyKey =
+            ask(&server, "orders.create").with("idempotency-key", "\"k\"").send(&server).await.message();
+        assert_eq!((told.state(), told.http_status), (v1::idempotency_key::State::Completed, Some(201)));
+        assert_eq!(told.resource_id, made.message::<v1::Order>().id);
+        assert_eq!(
+            (told.operation.as_str(), told.request_id.as_deref()),
+            ("orders.create", made.metadata("request-id"))
+        );
+        let http = server.get("/v1/idempotency-keys/orders.create").header("Idempotency-Key", "k");
+        let expires_at = http.send(server.address).await.json()["expires_at"].clone();
+        let expires_at: prost_types::Timestamp = expires_at.as_str().unwrap().parse().unwrap();
+        assert_eq!(told.expires_at, Some(expires_at));
+
+        db.execute("DELETE FROM idempotency_keys").await;
+        let outlived: v1::IdempotencyKey =
+            ask(&server, "orders.create").with("idempotency-key", "k").send(&server).await.message();
+        assert_eq!(outlived.state(), v1::idempotency_key::State::Expired);
+        assert_eq!(
+            (outlived.resource_id, outlived.request_id, outlived.expires_at),
+            (told.resource_id, None, None)
+        );
+
+        let other = Server { token: db.token("other").await, ..server.clone() };
+        for (server, operation) in [(&other, "orders.create"), (&server, "payments.create"), (&server, "")] {
+            let nobody = ask(server, operation).with("idempotency-key", "k").send(server).await;
+            nobody.expect_refusal(Code::NotFound, "NOT_FOUND");
+        }
+        let missing = ask(&server, "orders.create").send(&server).await;
+        missing.expect_refusal(Code::InvalidArgument, "IDEMPOTENCY_KEY_MISSING");
+        let doubled = ask(&server, "orders.create").with("idempotency-key", "k").with("idempotency-key", "k");
+        doubled.send(&server).await.expect_refusal(Code::InvalidArgument, "IDEMPOTENCY_KEY_INVALID");
     })
     .await;
 }

@@ -65,6 +65,7 @@ impl Call {
         self
     }
 
+    /// As a request of HTTP/2.
     pub(crate) fn request(&self) -> Request<Body> {
         let mut request = Request::post(format!("http://test{}", self.path))
             .version(Version::HTTP_2)
@@ -77,11 +78,16 @@ impl Call {
 
     /// Makes the call on a connection of its own, and waits for the answer.
     pub(crate) async fn send(&self, server: &Server) -> Reply {
+        self.send_with(server, Body::from(self.body.clone())).await
+    }
+
+    /// As [`Call::send`], with another body.
+    pub(crate) async fn send_with(&self, server: &Server, body: Body) -> Reply {
         let stream = TcpStream::connect(server.address).await.unwrap();
         let (mut sender, connection) =
             handshake::<_, _, Body>(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
         let connection = tokio::spawn(connection);
-        let response = sender.send_request(self.request()).await.unwrap();
+        let response = sender.send_request(self.request().map(|_| body)).await.unwrap();
         assert_eq!(response.status(), 200, "{response:?}");
         assert_eq!(response.headers()["content-type"], "application/grpc");
         let metadata = response.headers().clone();

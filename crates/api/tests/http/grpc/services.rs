@@ -1,20 +1,21 @@
 //! Health, reflection, and what is no call of ours.
 
-use futures_util::stream;
+use futures_util::{Stream, StreamExt as _, stream};
 use prost::Message as _;
 use prost_types::{FileDescriptorProto, FileDescriptorSet};
+use semel_core::lifecycle::Drained;
 use semel_proto::health::v1::health_check_response::ServingStatus;
 use semel_proto::health::v1::{HealthCheckRequest, HealthCheckResponse};
 use semel_proto::payments::{SERVICE, v1};
-use tonic::Code;
 use tonic::transport::Endpoint;
-use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic::{Code, Status, Streaming};
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
 
 use super::call::{Call, order, order_of, payment};
-use crate::bed::{Database, Server, with_database};
+use crate::bed::{DEADLINE, Database, Server, with_database};
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 
@@ -41,23 +42,33 @@ async fn health_tells_whether_calls_are_taken_and_needs_no_credential() {
     .await;
 }
 
+fn ask(what: MessageRequest) -> ServerReflectionRequest {
+    ServerReflectionRequest { host: String::new(), message_request: Some(what) }
+}
+
+/// Opens a stream.
+async fn reflection(
+    server: &Server,
+    token: Option<&str>,
+    asked: impl Stream<Item = ServerReflectionRequest> + Send + 'static,
+) -> Result<Streaming<ServerReflectionResponse>, Status> {
+    let address = format!("http://{}", server.address);
+    let channel = Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+    let mut request = tonic::Request::new(asked);
+    if let Some(token) = token {
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+    }
+    Ok(ServerReflectionClient::new(channel).server_reflection_info(request).await?.into_inner())
+}
+
 /// Asks on a stream of its own.
 async fn reflect(
     server: &Server,
     token: Option<&str>,
-    ask: MessageRequest,
-) -> Result<MessageResponse, tonic::Status> {
-    let address = format!("http://{}", server.address);
-    let channel = Endpoint::from_shared(address).unwrap().connect().await.unwrap();
-    let mut client = ServerReflectionClient::new(channel);
-    let ask = ServerReflectionRequest { host: String::new(), message_request: Some(ask) };
-    let mut request = tonic::Request::new(stream::iter([ask]));
-    if let Some(token) = token {
-        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
-    }
-    let mut answers = client.server_reflection_info(request).await?.into_inner();
-    let answer = answers.message().await?.unwrap();
-    Ok(answer.message_response.unwrap())
+    what: MessageRequest,
+) -> Result<MessageResponse, Status> {
+    let mut answers = reflection(server, token, stream::iter([ask(what)])).await?;
+    Ok(answers.message().await?.unwrap().message_response.unwrap())
 }
 
 #[tokio::test]
@@ -130,6 +141,20 @@ async fn a_call_without_the_media_type_of_grpc_is_a_request_for_a_route_that_is_
         let answer = ask.send(server.address).await;
         assert_eq!((answer.status, answer.header("grpc-status")), (200, Some("3")));
         assert_eq!(order(&server, "k", 1).send(&server).await.status.code(), Code::Ok);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stop_does_not_wait_for_a_stream_that_stays_open() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        let list = MessageRequest::ListServices(String::new());
+        let asked = stream::iter([ask(list)]).chain(stream::pending());
+        let mut answers = reflection(&server, Some(&server.token), asked).await.unwrap();
+        answers.message().await.unwrap().unwrap();
+        assert_eq!(server.life.drain(DEADLINE).await, Drained::Finished);
+        assert!(!matches!(answers.message().await, Ok(Some(_))), "the stream goes on");
     })
     .await;
 }
