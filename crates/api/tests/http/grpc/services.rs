@@ -14,7 +14,7 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
 
-use super::call::{Call, order, order_of, payment};
+use super::call::{Call, framed, order, order_of, payment};
 use crate::bed::{DEADLINE, Database, Server, with_database};
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -137,9 +137,12 @@ async fn a_call_without_the_media_type_of_grpc_is_a_request_for_a_route_that_is_
             ask.send(server.address).await.expect_problem(404, "not-found");
         }
         // Over HTTP/1.1 a status could not follow a message.
-        let ask = server.post_to(path, "").without("Content-Type").header("Content-Type", "application/grpc");
-        let answer = ask.send(server.address).await;
+        let body = framed(&order_of(1).encode_to_vec());
+        let ask =
+            server.post_to(path, body).without("Content-Type").header("Content-Type", "application/grpc");
+        let answer = ask.header("Idempotency-Key", "k").send(server.address).await;
         assert_eq!((answer.status, answer.header("grpc-status")), (200, Some("3")));
+        assert_eq!(db.rows().await, (0, 0, 0));
         assert_eq!(order(&server, "k", 1).send(&server).await.status.code(), Code::Ok);
     })
     .await;
