@@ -24,6 +24,7 @@ pub(crate) enum Kind {
     MethodNotAllowed,
     RequestTimeout,
     RequestInProgress,
+    PaymentInProgress,
     KeyExpired,
     ContentTooLarge,
     UnsupportedMediaType,
@@ -36,7 +37,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     #[cfg(test)]
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 17] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
@@ -45,6 +46,7 @@ impl Kind {
         Self::MethodNotAllowed,
         Self::RequestTimeout,
         Self::RequestInProgress,
+        Self::PaymentInProgress,
         Self::KeyExpired,
         Self::ContentTooLarge,
         Self::UnsupportedMediaType,
@@ -79,6 +81,9 @@ impl Kind {
             }
             Self::RequestInProgress => {
                 (StatusCode::CONFLICT, "request-in-progress", "A request with this key is at work")
+            }
+            Self::PaymentInProgress => {
+                (StatusCode::CONFLICT, "payment-in-progress", "The payment has no outcome yet")
             }
             Self::KeyExpired => (StatusCode::GONE, "idempotency-key-expired", "The key's time is over"),
             Self::ContentTooLarge => {
@@ -119,6 +124,7 @@ impl Kind {
         match self {
             Self::RequestTimeout
             | Self::RequestInProgress
+            | Self::PaymentInProgress
             | Self::OutcomeUnknown
             | Self::TemporarilyUnavailable => Some(Duration::from_secs(1)),
             Self::Internal => Some(Duration::from_secs(5)),

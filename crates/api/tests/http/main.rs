@@ -13,3 +13,4 @@ mod keys;
 mod payments;
 mod provider;
 mod reading;
+mod refunds;
