@@ -62,6 +62,8 @@ pub(crate) enum ApiError {
     KeyReused,
     #[error("another request with the key is at work")]
     InProgress { retry_after: Duration },
+    #[error("the payment has no outcome yet")]
+    Unsettled { retry_after: Duration },
     #[error("the key has expired")]
     KeyExpired { resource_id: Uuid, location: HeaderValue },
     #[error("whether it was executed is not known")]
@@ -153,6 +155,12 @@ impl ApiError {
             Self::InProgress { retry_after } => Problem::new(
                 Kind::RequestInProgress,
                 "Another request with this key is at work. Ask again with the same key and body.",
+            )
+            .retry_after(*retry_after),
+            Self::Unsettled { retry_after } => Problem::new(
+                Kind::PaymentInProgress,
+                "The payment has no outcome yet, so it cannot be said whether it can be refunded. Ask again with the same key \
+                 and body.",
             )
             .retry_after(*retry_after),
             Self::KeyExpired { resource_id, location } => Problem::new(

@@ -30,13 +30,16 @@ pub(crate) use health::CHECK as HEALTH_CHECK;
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 
 /// The paths of all calls.
-pub(crate) const CALLS: [&str; 9] = [
+pub(crate) const CALLS: [&str; 12] = [
     service::CREATE_ORDER,
     service::GET_ORDER,
     service::LIST_ORDERS,
     service::CREATE_PAYMENT,
     service::GET_PAYMENT,
     service::LIST_PAYMENTS,
+    service::CREATE_REFUND,
+    service::GET_REFUND,
+    service::LIST_REFUNDS,
     service::GET_IDEMPOTENCY_KEY,
     HEALTH_CHECK,
     REFLECTION,

@@ -7,8 +7,9 @@ use axum::extract::Request;
 use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 use semel_core::failpoint;
-use semel_core::idempotency::engine::{self, Answer, Operation};
+use semel_core::idempotency::engine::{self, Answer, Hindrance, Operation};
 use semel_core::idempotency::{ClientId, Command, Scope, StoredResponse};
+use serde::de::DeserializeOwned;
 use time::{OffsetDateTime, UtcOffset};
 use tracing::Instrument as _;
 use uuid::Uuid;
@@ -38,11 +39,28 @@ pub(crate) async fn create<O>(
 where
     O: Operation + 'static,
 {
+    create_with(api, arrival, client, request, operation, location, |command| command).await
+}
+
+/// As [`create`], where the body is not all of the command: `command` adds what the path says.
+pub(crate) async fn create_with<O, B>(
+    api: &Api,
+    arrival: Arrival,
+    client: ClientId,
+    request: Request,
+    operation: O,
+    location: fn(Uuid) -> String,
+    command: impl FnOnce(B) -> O::Command,
+) -> Result<Response, ApiError>
+where
+    O: Operation + 'static,
+    B: DeserializeOwned,
+{
     let (head, body) = request.into_parts();
     body::expect_json(&head.headers)?;
     let body = body::read(body).await?;
     let key = key::from_headers(&head.headers)?;
-    let command: O::Command = json::parse(&body).map_err(ApiError::Body)?;
+    let command = command(json::parse(&body).map_err(ApiError::Body)?);
     let scope = Scope { client, operation: O::Command::OPERATION, key };
     run(api, arrival, operation, scope, command, location).await?.written()
 }
@@ -99,6 +117,8 @@ fn kept(answer: Answer, location: fn(Uuid) -> String) -> Result<Kept, ApiError> 
             Err(ApiError::KeyExpired { resource_id, location })
         }
         Answer::Invalid(invalid) => Err(ApiError::Command(invalid)),
+        Answer::Hindered(Hindrance::Missing) => Err(ApiError::NotFound),
+        Answer::Hindered(Hindrance::Passing { retry_after }) => Err(ApiError::Unsettled { retry_after }),
         Answer::Unknown { resource_id, retry_after } => Err(ApiError::Unknown { resource_id, retry_after }),
         Answer::NeedsAttention { resource_id } => Err(ApiError::NeedsAttention { resource_id }),
         Answer::Unavailable => Err(ApiError::Unavailable),

@@ -13,6 +13,7 @@ use http::HeaderMap;
 use semel_core::idempotency::engine::{self, Found, Operation};
 use semel_core::idempotency::store::{KeyState, KnownKey};
 use semel_core::idempotency::{ClientId, Command, Scope};
+use semel_payments::refunds::create::MakeRefund;
 use serde::Serialize;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -20,7 +21,7 @@ use uuid::Uuid;
 use crate::error::ApiError;
 use crate::front::in_time;
 use crate::state::Api;
-use crate::{key, orders, payments};
+use crate::{key, orders, payments, refunds};
 
 /// Route of the keys of an operation.
 pub(crate) const KEYS: &str = "/v1/idempotency-keys/{operation}";
@@ -68,11 +69,14 @@ pub(crate) async fn told_of(
     if operation == name(&api.place_order) {
         return tell(api, &api.place_order, client, headers, orders::location).await;
     }
-    match &api.make_payment {
-        Some(make_payment) if operation == name(make_payment) => {
-            tell(api, make_payment, client, headers, payments::location).await
-        }
-        _ => Err(ApiError::NotFound),
+    let Some(make_payment) = &api.make_payment else { return Err(ApiError::NotFound) };
+    let make_refund = MakeRefund::of(make_payment);
+    if operation == name(make_payment) {
+        tell(api, make_payment, client, headers, payments::location).await
+    } else if operation == name(&make_refund) {
+        tell(api, &make_refund, client, headers, refunds::location).await
+    } else {
+        Err(ApiError::NotFound)
     }
 }
 

@@ -26,6 +26,7 @@ mod options;
 mod orders;
 mod payments;
 mod problem;
+mod refunds;
 mod routes;
 mod server;
 mod state;

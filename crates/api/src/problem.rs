@@ -25,6 +25,7 @@ pub(crate) enum Kind {
     MethodNotAllowed,
     RequestTimeout,
     RequestInProgress,
+    PaymentInProgress,
     KeyExpired,
     ContentTooLarge,
     UnsupportedMediaType,
@@ -38,7 +39,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     #[cfg(test)]
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
@@ -47,6 +48,7 @@ impl Kind {
         Self::MethodNotAllowed,
         Self::RequestTimeout,
         Self::RequestInProgress,
+        Self::PaymentInProgress,
         Self::KeyExpired,
         Self::ContentTooLarge,
         Self::UnsupportedMediaType,
@@ -82,6 +84,9 @@ impl Kind {
             }
             Self::RequestInProgress => {
                 (StatusCode::CONFLICT, "request-in-progress", "A request with this key is at work")
+            }
+            Self::PaymentInProgress => {
+                (StatusCode::CONFLICT, "payment-in-progress", "The payment has no outcome yet")
             }
             Self::KeyExpired => (StatusCode::GONE, "idempotency-key-expired", "The key's time is over"),
             Self::ContentTooLarge => {
@@ -119,7 +124,7 @@ impl Kind {
             Self::NotFound => Code::NotFound,
             Self::MethodNotAllowed | Self::UnsupportedMediaType => Code::Unimplemented,
             Self::RequestTimeout | Self::DeadlineExceeded => Code::DeadlineExceeded,
-            Self::RequestInProgress => Code::Aborted,
+            Self::RequestInProgress | Self::PaymentInProgress => Code::Aborted,
             Self::KeyExpired | Self::KeyReused => Code::FailedPrecondition,
             Self::ContentTooLarge => Code::ResourceExhausted,
             Self::Internal => Code::Internal,
@@ -141,6 +146,7 @@ impl Kind {
         match self {
             Self::RequestTimeout
             | Self::RequestInProgress
+            | Self::PaymentInProgress
             | Self::OutcomeUnknown
             | Self::TemporarilyUnavailable
             | Self::DeadlineExceeded => Some(Duration::from_secs(1)),

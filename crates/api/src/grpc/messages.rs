@@ -1,7 +1,7 @@
 //! What is answered over HTTP, as messages.
 
 use prost_types::Timestamp;
-use semel_payments::{orders, payments};
+use semel_payments::{orders, payments, refunds};
 use semel_proto::payments::v1;
 use time::OffsetDateTime;
 
@@ -17,6 +17,19 @@ pub(crate) fn payment(payment: payments::Payment) -> v1::Payment {
     let payments::Payment { id, status, reference, amount, currency, decline_code } = payment;
     let status = v1::payment::Status::from_str_name(&named("STATUS", &status)).unwrap_or_default();
     v1::Payment { id: id.to_string(), status: status.into(), reference, amount, currency, decline_code }
+}
+
+pub(crate) fn refund(refund: refunds::Refund) -> v1::Refund {
+    let refunds::Refund { id, payment_id, status, amount, currency, failure_code } = refund;
+    let status = v1::refund::Status::from_str_name(&named("STATUS", &status)).unwrap_or_default();
+    v1::Refund {
+        id: id.to_string(),
+        payment_id: payment_id.to_string(),
+        status: status.into(),
+        amount,
+        currency,
+        failure_code,
+    }
 }
 
 pub(crate) fn key(told: &Told) -> v1::IdempotencyKey {
@@ -77,6 +90,22 @@ mod tests {
                 decline_code: None,
             };
             assert_eq!(super::payment(payment).status(), number, "{status}");
+        }
+        for (status, number) in [
+            ("processing", v1::refund::Status::Processing),
+            ("succeeded", v1::refund::Status::Succeeded),
+            ("failed", v1::refund::Status::Failed),
+            ("refused", v1::refund::Status::Refused),
+        ] {
+            let refund = refunds::Refund {
+                id: Uuid::nil(),
+                payment_id: Uuid::nil(),
+                status: status.to_owned(),
+                amount: 1,
+                currency: "EUR".to_owned(),
+                failure_code: None,
+            };
+            assert_eq!(super::refund(refund).status(), number, "{status}");
         }
     }
 }

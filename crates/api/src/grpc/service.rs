@@ -11,6 +11,8 @@ use semel_payments::orders::{self, CreateOrder};
 use semel_payments::payments::create::MakePayment;
 use semel_payments::payments::{self, CreatePayment};
 use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::refunds::create::MakeRefund;
+use semel_payments::refunds::{self, CreateRefund};
 use semel_proto::payments::v1;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -30,9 +32,12 @@ pub(crate) const LIST_ORDERS: &str = "/semel.payments.v1.Payments/ListOrders";
 pub(crate) const CREATE_PAYMENT: &str = "/semel.payments.v1.Payments/CreatePayment";
 pub(crate) const GET_PAYMENT: &str = "/semel.payments.v1.Payments/GetPayment";
 pub(crate) const LIST_PAYMENTS: &str = "/semel.payments.v1.Payments/ListPayments";
+pub(crate) const CREATE_REFUND: &str = "/semel.payments.v1.Payments/CreateRefund";
+pub(crate) const GET_REFUND: &str = "/semel.payments.v1.Payments/GetRefund";
+pub(crate) const LIST_REFUNDS: &str = "/semel.payments.v1.Payments/ListRefunds";
 pub(crate) const GET_IDEMPOTENCY_KEY: &str = "/semel.payments.v1.Payments/GetIdempotencyKey";
 
-/// The calls. Without a provider there are none about payments.
+/// The calls. Without a provider there are none about payments and refunds.
 pub(crate) fn routes(make_payment: Option<MakePayment<GrpcProvider>>) -> Router<Api> {
     let routes = Router::new()
         .route(CREATE_ORDER, post(create_order))
@@ -43,8 +48,11 @@ pub(crate) fn routes(make_payment: Option<MakePayment<GrpcProvider>>) -> Router<
     let payments = Router::new()
         .route(CREATE_PAYMENT, post(create_payment))
         .route(GET_PAYMENT, post(get_payment))
-        .route(LIST_PAYMENTS, post(list_payments));
-    routes.merge(payments.layer(Extension(make_payment)))
+        .route(LIST_PAYMENTS, post(list_payments))
+        .route(CREATE_REFUND, post(create_refund))
+        .route(GET_REFUND, post(get_refund))
+        .route(LIST_REFUNDS, post(list_refunds));
+    routes.merge(payments.layer(Extension(MakeRefund::of(&make_payment))).layer(Extension(make_payment)))
 }
 
 /// Who calls.
@@ -57,7 +65,7 @@ async fn create_order(
 ) -> Result<Response, ApiError> {
     let command = |message: v1::CreateOrderRequest| {
         let v1::CreateOrderRequest { reference, amount, currency } = message;
-        CreateOrder { reference, amount, currency }
+        Ok(CreateOrder { reference, amount, currency })
     };
     let operation = api.place_order.clone();
     create(&api, caller, request, operation, command, crate::orders::location, messages::order).await
@@ -95,7 +103,7 @@ async fn create_payment(
 ) -> Result<Response, ApiError> {
     let command = |message: v1::CreatePaymentRequest| {
         let v1::CreatePaymentRequest { reference, amount, currency, source } = message;
-        CreatePayment { reference, amount, currency, source }
+        Ok(CreatePayment { reference, amount, currency, source })
     };
     create(&api, caller, request, make_payment, command, crate::payments::location, messages::payment).await
 }
@@ -124,6 +132,43 @@ async fn list_payments(
     }))
 }
 
+async fn create_refund(
+    State(api): State<Api>,
+    Extension(make_refund): Extension<MakeRefund<GrpcProvider>>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let command = |message: v1::CreateRefundRequest| {
+        let v1::CreateRefundRequest { payment_id, amount } = message;
+        Ok(CreateRefund { payment_id: parse_id(&payment_id)?, amount })
+    };
+    create(&api, caller, request, make_refund, command, refunds::location, messages::refund).await
+}
+
+async fn get_refund(
+    State(api): State<Api>,
+    Extension(client): Extension<ClientId>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let v1::GetRefundRequest { id } = Call::receive(request).await?.read()?;
+    let refund = in_time(refunds::find(&api.pool, &client, parse_id(&id)?)).await?;
+    Ok(unary::reply(&messages::refund(refund.ok_or(ApiError::NotFound)?)))
+}
+
+async fn list_refunds(
+    State(api): State<Api>,
+    Extension(client): Extension<ClientId>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let v1::ListRefundsRequest { payment_id, limit, cursor } = Call::receive(request).await?.read()?;
+    let (payment_id, page) = (parse_id(&payment_id)?, listing::page_of(given(limit), some(&cursor))?);
+    let (found, next) = crate::refunds::page(&api, &client, payment_id, page).await?;
+    Ok(unary::reply(&v1::ListRefundsResponse {
+        refunds: found.into_iter().map(messages::refund).collect(),
+        next_cursor: next.map(|next| next.to_string()).unwrap_or_default(),
+    }))
+}
+
 async fn get_idempotency_key(
     State(api): State<Api>,
     Extension(client): Extension<ClientId>,
@@ -141,7 +186,7 @@ async fn create<O, Asked, Resource, Told>(
     caller: Caller,
     request: Request,
     operation: O,
-    command: fn(Asked) -> O::Command,
+    command: fn(Asked) -> Result<O::Command, ApiError>,
     location: fn(Uuid) -> String,
     told: fn(Resource) -> Told,
 ) -> Result<Response, ApiError>
@@ -154,7 +199,7 @@ where
     let (Extension(arrival), Extension(client)) = caller;
     let call = Call::receive(request).await?;
     let key = key::from_headers(&call.metadata)?;
-    let command = command(call.read()?);
+    let command = command(call.read()?)?;
     let scope = Scope { client, operation: O::Command::OPERATION, key };
     let kept = keyed::run(api, arrival, operation, scope, command, location).await?;
     let mut response = if kept.response.code < 300 {

@@ -3,6 +3,7 @@
 mod answers;
 mod bounds;
 mod call;
+mod refunds;
 mod services;
 mod switching;
 
