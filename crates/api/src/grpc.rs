@@ -21,7 +21,7 @@ use axum::response::{IntoResponse as _, Response};
 use http::{HeaderMap, HeaderName, Version, header};
 use tower::ServiceExt as _;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, CallError};
 use crate::front;
 use crate::state::Api;
 
@@ -75,8 +75,8 @@ fn router(api: Api) -> Router {
         Err(error) => tracing::error!("there is no reflection: {error}"),
     }
     calls
-        .fallback(async || ApiError::NoSuchCall)
-        .method_not_allowed_fallback(async || ApiError::NoSuchCall)
+        .fallback(async || ApiError::from(CallError::Unknown))
+        .method_not_allowed_fallback(async || ApiError::from(CallError::Unknown))
         .layer(from_fn(in_deadline))
         .layer(from_fn_with_state(api.clone(), front::pass))
         .with_state(api)
@@ -95,11 +95,11 @@ fn reflection() -> Result<
 /// Waits for the answer as long as the caller does. Work that has begun goes on: it is a task of its own.
 async fn in_deadline(request: Request, next: Next) -> Result<Response, ApiError> {
     if request.version() != Version::HTTP_2 {
-        return Err(ApiError::NotHttp2);
+        return Err(CallError::NotHttp2.into());
     }
     let Some(limit) = request.headers().get(GRPC_TIMEOUT) else { return Ok(next.run(request).await) };
-    let limit = unary::timeout(limit.as_bytes()).ok_or(ApiError::Timeout)?;
-    tokio::time::timeout(limit, next.run(request)).await.map_err(|_| ApiError::DeadlinePassed)
+    let limit = unary::timeout(limit.as_bytes()).ok_or(CallError::Timeout)?;
+    tokio::time::timeout(limit, next.run(request)).await.map_err(|_| CallError::DeadlinePassed.into())
 }
 
 #[cfg(test)]

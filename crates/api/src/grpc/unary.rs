@@ -16,7 +16,7 @@ use prost::Message;
 use tonic::Status;
 
 use crate::body::{self, MAX_BYTES};
-use crate::error::ApiError;
+use crate::error::{ApiError, CallError};
 use crate::json::InvalidBody;
 
 /// Bytes before a message.
@@ -50,7 +50,7 @@ fn expect_proto(metadata: &HeaderMap) -> Result<(), ApiError> {
     let media_type = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     match media_type.strip_prefix("application/grpc") {
         Some("" | "+proto") => Ok(()),
-        _ => Err(ApiError::Encoding),
+        _ => Err(CallError::Encoding.into()),
     }
 }
 
@@ -63,7 +63,7 @@ fn unframed(framed: &Bytes) -> Result<Bytes, ApiError> {
     match (compressed, usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX)) {
         (0, length) if length > MAX_BYTES => Err(ApiError::BodyTooLarge),
         (0, length) if length == message.len() => Ok(framed.slice(PREFIX..)),
-        (1, _) => Err(ApiError::Encoding),
+        (1, _) => Err(CallError::Encoding.into()),
         _ => Err(invalid("must be one message")),
     }
 }
@@ -115,7 +115,7 @@ mod tests {
         let of = |bytes: &[u8]| unframed(&Bytes::copy_from_slice(bytes));
         assert_eq!(of(b"\0\0\0\0\x02ab").unwrap(), "ab");
         assert_eq!(of(b"\0\0\0\0\0").unwrap(), "");
-        assert!(matches!(of(b"\x01\0\0\0\x02ab"), Err(ApiError::Encoding)));
+        assert!(matches!(of(b"\x01\0\0\0\x02ab"), Err(ApiError::Call(CallError::Encoding))));
         assert!(matches!(of(b"\0\0\x01\0\x01ab"), Err(ApiError::BodyTooLarge)));
         for bytes in [&b""[..], b"\0\0\0\0", b"\0\0\0\0\x03ab", b"\0\0\0\0\x01ab", b"\x02\0\0\0\x02ab"] {
             assert!(matches!(of(bytes), Err(ApiError::Body(_))), "{bytes:?}");

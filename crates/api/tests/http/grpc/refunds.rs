@@ -92,8 +92,8 @@ async fn a_refund_of_what_has_no_outcome_waits_and_of_what_is_not_there_is_not_f
         let provider = Provider::start().await;
         let server = db.serve_payments(&provider).await;
         provider.then(Script::LoseAnswer);
-        let lost = payment(&server, "lost", 1250).send(&server).await;
-        let details = lost.expect_refusal(Code::Unavailable, "OUTCOME_UNKNOWN");
+        let unknown = payment(&server, "lost", 1250).send(&server).await;
+        let details = unknown.expect_refusal(Code::Unavailable, "OUTCOME_UNKNOWN");
         let waiting = &details.error_info().unwrap().metadata["resource_id"];
         let early = refund(&server, waiting, "r", 500).send(&server).await;
         let details = early.expect_refusal(Code::Aborted, "PAYMENT_IN_PROGRESS");
