@@ -16,7 +16,7 @@ use crate::database::{Database, RETENTION, Stuck, outcome, payment_of, with_data
 use crate::provider;
 
 /// Runs the program as a person would.
-fn reaper(db: &Database, arguments: &[&str]) -> Output {
+pub(crate) fn reaper(db: &Database, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_semel-reaper"))
         .env_clear()
         .args(["--database-url", &db.address, "--namespace", "test", "--problem-base-url", "/errors"])
@@ -26,12 +26,12 @@ fn reaper(db: &Database, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn printed(output: &Output) -> String {
+pub(crate) fn printed(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-fn refused(output: &Output) -> String {
+pub(crate) fn refused(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
     String::from_utf8(output.stderr.clone()).unwrap()
@@ -46,7 +46,7 @@ async fn plant_waiting(db: &Database, count: i32) {
     Stuck { client: "stuck", ..Stuck::OLD }.plant(db, 1).await;
 }
 
-fn resolve<'a>(payment: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn resolve<'a>(payment: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["resolve", payment, "--actor", "ada", "--reason", "asked them on the phone"], more].concat()
 }
 

@@ -11,6 +11,7 @@ use sqlx::Executor as _;
 
 use super::{made_by, open, refund_of, scope, seen, succeeded};
 use crate::bed::{Bed, RETENTION, expect_fresh, expect_unknown, with_bed};
+use crate::contradictions::Counting;
 use crate::provider::{Call, unknown};
 
 /// Its keys are forgotten after two minutes.
@@ -294,6 +295,56 @@ async fn an_owner_that_slept_writes_nothing_but_evidence() {
         assert_eq!(bed.seen_refund("r").await, succeeded(&["refund succeeded", "refund succeeded"], 500));
         assert_eq!(bed.events_of(payment).await.len(), 2);
         assert_eq!(bed.provider.given(), 500);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_answer_to_an_owner_that_slept_is_evidence_for_the_one_that_still_asks() {
+    with_bed(async |bed: Bed| {
+        let payment = bed.paid("p").await;
+        let hold = bed.provider.hold(Call::Refund);
+        let sleeper = bed.start_refunding("r", payment, 500);
+        hold.reached().await;
+        bed.end_leases().await;
+        // The next owner is not answered, and gives the key up until later.
+        bed.provider.say(Call::Refund, unknown("an error of theirs"));
+        expect_unknown(&bed.refund("r", payment, 500).await);
+        hold.release();
+        let answer = sleeper.await.unwrap();
+        assert!(matches!(answer, Answer::InProgress { .. }), "{answer:?}");
+        let expected = seen("processing", "in_progress sent", &["refund succeeded"], 500);
+        assert_eq!((bed.seen_refund("r").await, bed.events_of(payment).await.len()), (expected, 1));
+        let before = bed.provider.calls();
+        expect_fresh(bed.refund("r", payment, 500).await, 201);
+        assert_eq!(bed.provider.calls(), before, "the evidence is enough");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refund_that_was_made_though_it_had_failed_is_written_down_and_told_and_changes_nothing() {
+    // For this thread, on which the whole test runs.
+    let counting = Counting::default();
+    let _guard = metrics::set_default_local_recorder(&counting);
+    with_bed(async |bed: Bed| {
+        let payment = bed.paid("p").await;
+        let hold = bed.provider.hold(Call::Refund);
+        let sleeper = bed.start_refunding("r", payment, 500);
+        hold.reached().await;
+        bed.end_leases().await;
+        let code = "account_closed".to_owned();
+        bed.provider.say(Call::Refund, Said::Declined { reference: None, code });
+        let stored = expect_fresh(bed.refund("r", payment, 500).await, 402);
+        assert_eq!(counting.count(), 0);
+        hold.release();
+        let (Answer::Fresh { response, .. } | Answer::Replayed { response, .. }) = sleeper.await.unwrap()
+        else {
+            panic!()
+        };
+        assert_eq!((response, counting.count()), (stored, 1));
+        let evidence = ["refund declined", "refund succeeded"];
+        assert_eq!(bed.seen_refund("r").await, seen("failed", "completed completed", &evidence, 0));
     })
     .await;
 }
