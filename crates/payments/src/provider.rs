@@ -132,6 +132,8 @@ pub struct ListedCharge {
     pub amount: i64,
     /// ISO 4217 code.
     pub currency: String,
+    /// In minor units; how much of it was given back.
+    pub refunded: i64,
 }
 
 /// What the provider said when asked for a list of charges.

@@ -233,6 +233,7 @@ fn read_page(page: ListChargesResponse) -> Listed {
         reference: clean(&charge.reference, 255),
         amount: charge.amount,
         currency: clean(&charge.currency, 3),
+        refunded: charge.refunded,
     });
     Listed::Page {
         charges: charges.collect(),

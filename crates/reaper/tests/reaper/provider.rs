@@ -80,6 +80,7 @@ impl Desk {
             reference: reference.clone(),
             amount: 1250,
             currency: "EUR".to_owned(),
+            refunded: 0,
         });
         reference
     }
