@@ -51,6 +51,8 @@ pub(crate) enum ApiError {
     KeyReused,
     #[error("another request with the key is at work")]
     InProgress { retry_after: Duration },
+    #[error("the client begins too much")]
+    Limited { retry_after: Duration },
     #[error("the key has expired")]
     KeyExpired { resource_id: Uuid, location: HeaderValue },
     #[error("whether it was executed is not known")]
@@ -129,6 +131,11 @@ impl ApiError {
             Self::InProgress { retry_after } => Problem::new(
                 Kind::RequestInProgress,
                 "Another request with this key is at work. Ask again with the same key and body.",
+            )
+            .retry_after(*retry_after),
+            Self::Limited { retry_after } => Problem::new(
+                Kind::RateLimited,
+                "You begin more new requests than are taken from one client. Ask again with the same key and body.",
             )
             .retry_after(*retry_after),
             Self::KeyExpired { resource_id, location } => Problem::new(

@@ -9,16 +9,20 @@ use semel_payments::orders::CreateOrder;
 use semel_payments::payments::CreatePayment;
 
 use crate::keys::KEYS;
+use crate::openapi::OPENAPI;
 use crate::orders::{ORDER, ORDERS};
 use crate::payments::{PAYMENT, PAYMENTS};
+use crate::problem::Kind;
 
 /// Counter of answered requests; labels `route` and `status`, a class such as `2xx`.
 pub const REQUESTS: &str = "semel_http_requests_total";
+/// Counter of problems told; label `problem`, the last segment of its type.
+pub const PROBLEMS: &str = "semel_http_problems_total";
 /// Histogram: from a request's head to its answer; label `route`.
 pub const SECONDS: &str = "semel_http_request_seconds";
 
 const UNMATCHED: &str = "unmatched";
-const ROUTES: [&str; 6] = [ORDERS, ORDER, PAYMENTS, PAYMENT, KEYS, UNMATCHED];
+const ROUTES: [&str; 7] = [ORDERS, ORDER, PAYMENTS, PAYMENT, KEYS, OPENAPI, UNMATCHED];
 const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 
 /// Describes the metrics and sets the counters to 0.
@@ -30,6 +34,13 @@ pub fn describe() {
             counter!(REQUESTS, "route" => route, "status" => class).increment(0);
         }
     }
+    describe_counter!(
+        PROBLEMS,
+        "Problems told, by kind; final ones that are stored and replayed are not among them."
+    );
+    for kind in Kind::ALL {
+        counter!(PROBLEMS, "problem" => kind.suffix()).increment(0);
+    }
     semel_core::metrics::describe_requests(&[CreateOrder::OPERATION, CreatePayment::OPERATION]);
     semel_payments::metrics::describe();
 }
@@ -37,6 +48,11 @@ pub fn describe() {
 /// Returns the label of a matched route.
 pub(crate) fn route(matched: Option<&str>) -> &'static str {
     ROUTES.into_iter().find(|route| Some(*route) == matched).unwrap_or(UNMATCHED)
+}
+
+/// Records a problem that a client is told of.
+pub(crate) fn record_problem(kind: Kind) {
+    counter!(PROBLEMS, "problem" => kind.suffix()).increment(1);
 }
 
 /// Records an answered request.

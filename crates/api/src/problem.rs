@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 /// The kinds of problems.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Kind {
     KeyMissing,
     KeyInvalid,
@@ -28,6 +28,7 @@ pub(crate) enum Kind {
     ContentTooLarge,
     UnsupportedMediaType,
     KeyReused,
+    RateLimited,
     Internal,
     OutcomeUnknown,
     NeedsAttention,
@@ -35,8 +36,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    #[cfg(test)]
-    const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
@@ -49,6 +49,7 @@ impl Kind {
         Self::ContentTooLarge,
         Self::UnsupportedMediaType,
         Self::KeyReused,
+        Self::RateLimited,
         Self::Internal,
         Self::OutcomeUnknown,
         Self::NeedsAttention,
@@ -92,6 +93,7 @@ impl Kind {
                 "idempotency-key-reused",
                 "The key belongs to another request",
             ),
+            Self::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many new requests"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server failed"),
             Self::OutcomeUnknown => {
                 (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
@@ -114,11 +116,17 @@ impl Kind {
         self.description().1
     }
 
+    /// Says in words what kind it is.
+    pub(crate) const fn title(self) -> &'static str {
+        self.description().2
+    }
+
     /// When to ask again, for the kinds where asking again may help; only those carry `Retry-After`.
-    const fn retry_after(self) -> Option<Duration> {
+    pub(crate) const fn retry_after(self) -> Option<Duration> {
         match self {
             Self::RequestTimeout
             | Self::RequestInProgress
+            | Self::RateLimited
             | Self::OutcomeUnknown
             | Self::TemporarilyUnavailable => Some(Duration::from_secs(1)),
             Self::Internal => Some(Duration::from_secs(5)),
@@ -128,7 +136,7 @@ impl Kind {
     }
 
     /// Whether the answer links to the page, as the Idempotency-Key draft asks for what concerns the key.
-    const fn is_linked(self) -> bool {
+    pub(crate) const fn is_linked(self) -> bool {
         matches!(self, Self::KeyMissing | Self::KeyInvalid | Self::KeyReused)
     }
 }

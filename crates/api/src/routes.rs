@@ -7,11 +7,11 @@ use uuid::Uuid;
 
 use crate::error::ApiError;
 use crate::state::Api;
-use crate::{front, keys, orders, payments};
+use crate::{front, keys, openapi, orders, payments};
 
 /// Builds the router. Without a provider there are no payments.
 pub(crate) fn router(api: Api) -> Router {
-    let mut routes = orders::routes().merge(keys::routes());
+    let mut routes = orders::routes().merge(keys::routes()).merge(openapi::routes());
     if let Some(make_payment) = api.make_payment.clone() {
         routes = routes.merge(payments::routes(make_payment));
     }

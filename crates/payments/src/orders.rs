@@ -126,6 +126,10 @@ impl Operation for PlaceOrder {
         derive::from_key(&self.namespace, scope, "order")
     }
 
+    fn claims(&self) -> bool {
+        false
+    }
+
     async fn earlier_outcome(
         &self,
         connection: &mut PgConnection,

@@ -10,6 +10,7 @@ mod hostile;
 mod http2;
 mod keyed;
 mod keys;
+mod limits;
 mod payments;
 mod provider;
 mod reading;
