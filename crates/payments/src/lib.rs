@@ -5,6 +5,7 @@
 //!
 //! [`orders`] live wholly in our database. [`payments`] move money at a [`provider`], which is in no transaction of ours.
 
+pub mod currency;
 pub mod failpoints;
 pub mod metrics;
 #[cfg(feature = "options")]

@@ -1,5 +1,6 @@
 //! What several operations share: parameters, headers, and how both are referred to.
 
+use semel_payments::currency::CODES;
 use semel_payments::page::MAX_LIMIT;
 use serde_json::{Value, json};
 
@@ -59,7 +60,7 @@ pub(super) fn amount() -> Value {
 
 /// Describes a currency.
 pub(super) fn currency() -> Value {
-    json!({ "type": "string", "pattern": "^[A-Z]{3}$", "description": "The code of a currency in ISO 4217." })
+    json!({ "enum": CODES.as_slice(), "description": "The code of a currency in ISO 4217." })
 }
 
 /// Describes an id of ours.
