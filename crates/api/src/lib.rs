@@ -141,7 +141,7 @@ fn make_payment(
     settings: &Settings,
     provider: &ProviderConfig,
 ) -> Result<MakePayment<GrpcProvider>, InvalidEndpoint> {
-    let port = GrpcProvider::new(&provider.url, provider.dedup)?;
+    let port = GrpcProvider::certified_by(&provider.url, provider.authorities.as_deref(), provider.dedup)?;
     tracing::info!(provider = provider.url, "makes payments");
     Ok(MakePayment::new(settings.namespace.clone(), port, settings.problem_base.clone())
         .with_window(provider.send_window))

@@ -179,8 +179,7 @@ impl Options {
     }
 
     fn tls(&self) -> Result<Option<Tls>, OptionError> {
-        let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
-        match (given(&self.tls_cert_file), given(&self.tls_key_file)) {
+        match (self.tls_cert_file.clone(), self.tls_key_file.clone()) {
             (Some(certificate), Some(key)) => Tls::load(TlsFiles { certificate, key }).map(Some),
             (None, None) => Ok(None),
             _ => Err(OptionError::Combination(
@@ -207,6 +206,28 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_and_its_key_go_together() {
+        for option in ["--tls-cert-file", "--tls-key-file"] {
+            let error = parsed(&[option, "/nowhere"]).unwrap().config().unwrap_err().to_string();
+            assert!(error.contains("--tls-cert-file") && error.contains("--tls-key-file"), "{error}");
+        }
+        assert!(config(&[]).tls.is_none());
+        let unusable = ["--tls-cert-file", "/nowhere", "--tls-key-file", "/nowhere"];
+        let error = parsed(&unusable).unwrap().config().unwrap_err().to_string();
+        assert!(error.starts_with("--tls-cert-file"), "{error}");
+    }
+
+    #[test]
+    fn a_client_may_begin_so_much_unless_nothing_bounds_it() {
+        let given = config(&[]);
+        let rate = given.rate.unwrap();
+        assert_eq!((rate.every, rate.burst.get()), (Duration::from_millis(1), 2000));
+        assert_eq!(given.keys_in_progress.map(NonZeroU32::get), Some(1000));
+        let unbounded = config(&["--client-claims-per-second", "0", "--client-keys-in-progress", "0"]);
+        assert_eq!((unbounded.rate, unbounded.keys_in_progress), (None, None));
+    }
+
+    #[test]
     fn without_a_provider_there_are_no_payments() {
         assert!(config(&[]).provider.is_none());
     }
@@ -228,7 +249,7 @@ mod tests {
     fn refuses_what_is_no_place_of_a_provider() {
         for url in [
             "provider:7070",
-            "https://provider:7070",
+            "ftp://provider:7070",
             "http://provider",
             "http://u@p:1",
             "http://p:1/x",

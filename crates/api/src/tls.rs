@@ -160,3 +160,51 @@ impl Pair {
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes a certificate and its key, both PEM.
+    fn certified() -> (String, String) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let about = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        (about.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// What is said of files with these contents; none is a file that is not there.
+    fn refused(certificate: Option<&str>, key: Option<&str>) -> Option<String> {
+        let folder = std::env::temp_dir().join(format!("semel-tls-{}", uuid::Uuid::new_v4()));
+        fs::create_dir(&folder).unwrap();
+        let files = TlsFiles { certificate: folder.join("server.pem"), key: folder.join("server.key") };
+        for (path, text) in [(&files.certificate, certificate), (&files.key, key)] {
+            if let Some(text) = text {
+                fs::write(path, text).unwrap();
+            }
+        }
+        let error = Tls::load(files).err().map(|error| chain(&error).to_string());
+        fs::remove_dir_all(&folder).unwrap();
+        error
+    }
+
+    #[test]
+    fn names_the_option_whose_file_cannot_be_used_and_quotes_no_key() {
+        let (certificate, key) = certified();
+        let (_, other_key) = certified();
+        assert_eq!(refused(Some(&certificate), Some(&key)), None);
+        for (given_certificate, given_key, option) in [
+            (None, Some(key.as_str()), CERT_OPTION),
+            (Some(""), Some(&key), CERT_OPTION),
+            (Some(&key), Some(&key), CERT_OPTION),
+            (Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), Some(&key), CERT_OPTION),
+            (Some(&certificate), None, KEY_OPTION),
+            (Some(&certificate), Some("s3cret"), KEY_OPTION),
+            (Some(&certificate), Some(&certificate), KEY_OPTION),
+            (Some(&certificate), Some(&other_key), KEY_OPTION),
+        ] {
+            let error = refused(given_certificate, given_key).unwrap();
+            assert!(error.starts_with(option), "{error}");
+            assert!(!error.contains("s3cret"), "{error}");
+        }
+    }
+}

@@ -39,6 +39,20 @@ impl Database {
         self.pool.execute(sql).await.unwrap();
     }
 
+    /// Returns the address of its server.
+    pub(crate) async fn server(&self) -> SocketAddr {
+        let options = self.pool.connect_options();
+        let mut found = tokio::net::lookup_host((options.get_host(), options.get_port())).await.unwrap();
+        found.next().unwrap()
+    }
+
+    /// Returns the password in its URL; nothing where there is none.
+    pub(crate) fn password(&self) -> String {
+        let (_, rest) = self.address.split_once("://").unwrap();
+        let user = rest.split_once('@').map_or("", |(user, _)| user);
+        user.split_once(':').map_or(String::new(), |(_, password)| password.to_owned())
+    }
+
     /// Counts orders, events and keys.
     pub(crate) async fn rows(&self) -> (i64, i64, i64) {
         sqlx::query_as(

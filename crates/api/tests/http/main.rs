@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
 
+mod authority;
 mod bed;
 mod client;
 mod connections;
@@ -16,4 +17,5 @@ mod openapi;
 mod payments;
 mod provider;
 mod reading;
+mod secured;
 mod tls;

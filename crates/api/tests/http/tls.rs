@@ -19,32 +19,10 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
+use crate::authority::Authority;
 use crate::bed::{Database, Server, until, with_database};
 use crate::client::{Answer, exchange, read_answer};
 use crate::connections::stall;
-
-/// An authority, which certifies servers.
-struct Authority {
-    pem: String,
-    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let key = rcgen::KeyPair::generate().unwrap();
-        let mut about = rcgen::CertificateParams::new(Vec::new()).unwrap();
-        about.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let pem = about.self_signed(&key).unwrap().pem();
-        Self { pem, issuer: rcgen::Issuer::new(about, key) }
-    }
-
-    /// Makes a certificate of this name and its key, both PEM.
-    fn certify(&self, name: &str) -> (String, String) {
-        let key = rcgen::KeyPair::generate().unwrap();
-        let about = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (about.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
-    }
-}
 
 /// A certificate and its key on the disk.
 struct Files(TlsFiles, PathBuf);
