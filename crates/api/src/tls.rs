@@ -182,7 +182,7 @@ mod tests {
                 fs::write(path, text).unwrap();
             }
         }
-        let error = Tls::load(files).err().map(|error| chain(&error).to_string());
+        let error = Tls::load(files).err().map(|error| chain(&error));
         fs::remove_dir_all(&folder).unwrap();
         error
     }

@@ -68,6 +68,7 @@ fn consumer(config: &Config, pool: &PgPool) -> ConsumerBuilder {
         .topology(config.topology.into())
         .prefetch(config.prefetch)
         .concurrency(config.concurrency)
+        .batch(config.batch)
 }
 
 /// Consumes until the stop; what is in work then is waited for by `Daemon::finish`, within the grace.
