@@ -5,7 +5,7 @@
 //! operation is described with, and of each operation's a part succeeded, without which the rest would prove little.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
@@ -126,14 +126,14 @@ impl Fuzz<'_> {
         let status =
             status.with_context(|| format!("the tool did not end within {} s", DEADLINE.as_secs()))?;
         let passed = status.with_context(|| format!("starting {}", self.tool.display()))?.success();
-        Ok((read(tally)?, passed))
+        Ok((read(&tally)?, passed))
     }
 }
 
-fn read(path: PathBuf) -> Result<Tally> {
+fn read(path: &Path) -> Result<Tally> {
     let text =
-        std::fs::read(&path).with_context(|| format!("the tool left no tally in {}", path.display()))?;
-    std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+        std::fs::read(path).with_context(|| format!("the tool left no tally in {}", path.display()))?;
+    std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
     serde_json::from_slice(&text).context("reading the tally")
 }
 

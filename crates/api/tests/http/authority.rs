@@ -54,9 +54,9 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Shows a certificate and its key, and passes on to `server` what is then said.
+    /// Shows a certificate and its key, and passes on to the server `behind` what is then said.
     pub(crate) async fn start(
-        server: SocketAddr,
+        behind: SocketAddr,
         opening: Opening,
         (certificate, key): (String, String),
     ) -> Self {
@@ -75,7 +75,7 @@ impl Front {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (acceptor, served) = (acceptor.clone(), Arc::clone(&served));
-                tokio::spawn(async move { serve(stream, server, opening, acceptor, &served).await });
+                tokio::spawn(async move { serve(stream, behind, opening, acceptor, &served).await });
             }
         });
         front
@@ -90,7 +90,7 @@ impl Front {
 /// Serves one connection; whoever does not trust us ends it.
 async fn serve(
     mut stream: TcpStream,
-    server: SocketAddr,
+    behind: SocketAddr,
     opening: Opening,
     acceptor: TlsAcceptor,
     served: &AtomicUsize,
@@ -111,7 +111,7 @@ async fn serve(
     let mut first = [0];
     stream.read_exact(&mut first).await.ok()?;
     served.fetch_add(1, Ordering::SeqCst);
-    let mut onward = TcpStream::connect(server).await.ok()?;
+    let mut onward = TcpStream::connect(behind).await.ok()?;
     onward.write_all(&first).await.ok()?;
     copy_bidirectional(&mut stream, &mut onward).await.ok()?;
     Some(())
