@@ -118,6 +118,11 @@ impl Kind {
         }
     }
 
+    /// Says whether HTTP tells of it; what is not is told to calls alone.
+    pub(crate) const fn is_of_http(self) -> bool {
+        !matches!(self, Self::DeadlineExceeded)
+    }
+
     /// The gRPC status code.
     const fn code(self) -> Code {
         match self {

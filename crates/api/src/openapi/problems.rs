@@ -9,10 +9,10 @@ use super::Payments;
 use super::parts::{header, id, schema};
 use crate::problem::Kind;
 
-/// The schemas of all kinds, under the names of their pages.
+/// The schemas of all kinds that HTTP tells of, under the names of their pages.
 pub(super) fn schemas(base: &ProblemBase, payments: Payments) -> Map<String, Value> {
     let mut schemas = Map::new();
-    for kind in Kind::ALL {
+    for kind in Kind::ALL.into_iter().filter(|kind| kind.is_of_http()) {
         let described = one(&base.of(kind.suffix()), kind.status().as_u16(), &members(kind));
         schemas.insert(kind.suffix().to_owned(), described);
     }

@@ -1,7 +1,10 @@
 //! What each case answers, over both protocols, side by side: the status, its reason, and whether asking again may help.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
+use semel_api::Door;
+use semel_core::idempotency::admission::{Admission, Rate};
 use sqlx::postgres::PgPoolOptions;
 use tonic::Code;
 use tonic_types::ErrorDetails;
@@ -230,6 +233,24 @@ async fn a_key_at_work_is_aborted_with_a_time_to_ask_again() {
         assert_eq!(first.await.unwrap().status.code(), Code::Ok);
         let again = order(&guarded, "k", 1200).send(&guarded).await;
         assert_eq!((again.status.code(), again.metadata("idempotent-replayed")), (Code::Ok, Some("true")));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_beyond_a_clients_rate_is_exhausted_and_a_replay_is_not() {
+    with_database(async |db: Database| {
+        let rate = Rate { every: Duration::from_hours(1), burst: NonZeroU32::MIN };
+        let admission = Admission::new(Some(rate), None);
+        let server = db.serve_changed(None, |api| api.with_admission(admission), Door::default()).await;
+        assert_eq!(order(&server, "k", 1200).send(&server).await.status.code(), Code::Ok);
+        let reply = order(&server, "new", 1200).send(&server).await;
+        let answer = server.order("new", 1200).send(server.address).await;
+        let details = expect_same(&reply, Code::ResourceExhausted, &answer, 429, "rate-limited");
+        assert!(details.retry_info().is_some());
+        let again = order(&server, "k", 1200).send(&server).await;
+        assert_eq!((again.status.code(), again.metadata("idempotent-replayed")), (Code::Ok, Some("true")));
+        assert_eq!(db.rows().await, (1, 1, 1));
     })
     .await;
 }
