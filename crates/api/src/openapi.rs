@@ -15,6 +15,7 @@ mod orders;
 mod parts;
 mod payments;
 mod problems;
+mod refunds;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -64,6 +65,7 @@ fn describe(payments: Payments) -> (Vec<Operation>, Map<String, Value>) {
     add(orders::describe());
     if payments == Payments::Made {
         add(payments::describe());
+        add(refunds::describe());
     }
     add(keys::describe(payments));
     add((vec![itself()], Value::Null));
@@ -78,7 +80,7 @@ fn itself() -> Operation {
 
 fn document(payments: Payments, base: &ProblemBase) -> Value {
     let (operations, mut schemas) = describe(payments);
-    schemas.extend(problems::schemas(base));
+    schemas.extend(problems::schemas(base, payments));
     let mut paths = Map::new();
     for operation in operations {
         let path = paths.entry(operation.path).or_insert_with(|| json!({}));
@@ -90,7 +92,7 @@ fn document(payments: Payments, base: &ProblemBase) -> Value {
         "info": {
             "title": "Semel",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Orders and payments, each under an idempotency key: at most one effect per key, and the same answer \
+            "description": "Orders, payments and refunds, each under an idempotency key: at most one effect per key, and the same answer \
                 to every repeat. After any answer, and after none, the same request with the same key is safe to send again.",
             "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
         },

@@ -10,6 +10,7 @@ use sqlx::PgPool;
 use crate::consumer::Consumer;
 use crate::handler::Handler;
 use crate::metrics;
+use crate::testing::Rehearsal;
 
 /// Whether a consumer can work; what a daemon's readiness is made of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -198,6 +199,16 @@ impl ConsumerBuilder {
         self.check().map_err(InvalidConsumer)?;
         metrics::describe(&self.settings.name);
         Ok(Consumer::new(self, handler))
+    }
+
+    /// Checks the settings, and makes what hands events to the handler without a broker, to test it with.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build).
+    pub fn rehearse<H: Handler>(self, handler: H) -> Result<Rehearsal<H>, InvalidConsumer> {
+        self.check().map_err(InvalidConsumer)?;
+        Ok(Rehearsal::new(self, handler))
     }
 
     fn check(&self) -> Result<(), String> {

@@ -39,6 +39,12 @@ pub(crate) struct Shared<H> {
 }
 
 impl<H> Shared<H> {
+    pub(crate) fn new(builder: ConsumerBuilder, handler: H) -> Self {
+        let ConsumerBuilder { settings, pool, broker } = builder;
+        let copies = Copies::new(&broker, &settings);
+        Self { settings, pool, broker, copies, attempts: Attempts::default(), handler }
+    }
+
     /// Notes a turn of the loop, unless a message is stuck: then the consumer is not to look alive.
     pub(crate) fn beat(&self) {
         if self.attempts.oldest() <= self.settings.attempt_limit() {
@@ -58,10 +64,7 @@ impl<H> Shared<H> {
 
 impl<H: Handler> Consumer<H> {
     pub(crate) fn new(builder: ConsumerBuilder, handler: H) -> Self {
-        let ConsumerBuilder { settings, pool, broker } = builder;
-        let copies = Copies::new(&broker, &settings);
-        let attempts = Attempts::default();
-        Self { shared: Arc::new(Shared { settings, pool, broker, copies, attempts, handler }) }
+        Self { shared: Arc::new(Shared::new(builder, handler)) }
     }
 
     /// Consumes until the soft stop, then finishes what it has begun and returns the rest to the queue; at the hard stop it

@@ -23,6 +23,8 @@
 #![doc = include_str!("../examples/stock.rs")]
 //! ```
 //!
+//! [`testing`] delivers events to a handler twice, out of order and with a crash in between, without a broker.
+//!
 //! # What becomes of a message
 //!
 //! | what happens | what is done | counted as |
@@ -72,6 +74,7 @@ mod handler;
 mod message;
 pub mod metrics;
 mod session;
+pub mod testing;
 mod told;
 mod transaction;
 

@@ -21,7 +21,7 @@ use crate::transaction::{Effect, Setback, take_effect};
 
 /// What is to be done with a message.
 #[derive(Debug)]
-enum Verdict {
+pub(crate) enum Verdict {
     /// Acknowledge it: its effect is committed, or was before.
     Settled(Outcome),
     /// Have it delivered again after a while.
@@ -236,7 +236,7 @@ impl From<Effect> for Outcome {
 }
 
 /// `is_last` says that a message that fails now has failed as often as it may.
-fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Error> {
+pub(crate) fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Error> {
     let error = match result {
         Ok(effect) => return Ok(Verdict::Settled(effect.into())),
         Err(Setback::DeadConnection(error) | Setback::Unsettled(error)) => return Err(error),

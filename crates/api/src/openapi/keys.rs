@@ -3,6 +3,7 @@
 use semel_core::idempotency::Command as _;
 use semel_payments::orders::CreateOrder;
 use semel_payments::payments::CreatePayment;
+use semel_payments::refunds::CreateRefund;
 use serde_json::{Value, json};
 
 use super::Payments;
@@ -15,7 +16,7 @@ use crate::problem::Kind;
 pub(super) fn describe(payments: Payments) -> (Vec<Operation>, Value) {
     let mut operations = vec![CreateOrder::OPERATION];
     if payments == Payments::Made {
-        operations.push(CreatePayment::OPERATION);
+        operations.extend([CreatePayment::OPERATION, CreateRefund::OPERATION]);
     }
     let find = Operation::get(
         KEYS,

@@ -103,7 +103,7 @@ impl Operation {
         self
     }
 
-    /// Takes the id of a resource as the path's last part.
+    /// Takes the id of a resource as a part of the path.
     pub(super) fn takes_id(mut self) -> Self {
         self.parameters.push(json!({
             "name": "id",
@@ -162,16 +162,21 @@ impl Operation {
 
     /// Writes the operation as OpenAPI does.
     pub(super) fn written(self) -> Value {
-        let mut by_status: BTreeMap<u16, Vec<Kind>> = BTreeMap::new();
+        let mut by_status: BTreeMap<u16, (Vec<Kind>, Vec<FinalKind>)> = BTreeMap::new();
         for kind in self.problems {
-            by_status.entry(kind.status().as_u16()).or_default().push(kind);
-        }
-        let mut responses = Map::from_iter([(self.status.to_string(), self.success)]);
-        for (status, kinds) in by_status {
-            responses.insert(status.to_string(), problems::response(&kinds));
+            by_status.entry(kind.status().as_u16()).or_default().0.push(kind);
         }
         for kind in self.finals {
-            responses.insert(kind.code.to_string(), problems::final_response(kind, &stored_headers()));
+            by_status.entry(kind.code).or_default().1.push(kind);
+        }
+        let mut responses = Map::from_iter([(self.status.to_string(), self.success)]);
+        for (status, (kinds, finals)) in by_status {
+            let response = if finals.is_empty() {
+                problems::response(&kinds)
+            } else {
+                problems::final_response(&finals, &kinds, &stored_headers())
+            };
+            responses.insert(status.to_string(), response);
         }
         let mut operation = json!({
             "operationId": self.id,

@@ -1,21 +1,30 @@
 //! Problems as OpenAPI has them: a schema per kind, and a response per status.
 
-use semel_payments::problem::{FINAL_KINDS, FinalKind, PAYMENT_DECLINED, ProblemBase};
+use semel_payments::problem::{
+    FINAL_KINDS, FinalKind, PAYMENT_DECLINED, ProblemBase, REFUND_EXCEEDS_PAYMENT, REFUND_FAILED,
+};
 use serde_json::{Map, Value, json};
 
+use super::Payments;
 use super::parts::{header, id, schema};
 use crate::problem::Kind;
 
 /// The schemas of all kinds, under the names of their pages.
-pub(super) fn schemas(base: &ProblemBase) -> Map<String, Value> {
+pub(super) fn schemas(base: &ProblemBase, payments: Payments) -> Map<String, Value> {
     let mut schemas = Map::new();
     for kind in Kind::ALL {
         let described = one(&base.of(kind.suffix()), kind.status().as_u16(), &members(kind));
         schemas.insert(kind.suffix().to_owned(), described);
     }
-    for kind in FINAL_KINDS {
-        let members =
-            if kind == PAYMENT_DECLINED { json!({ "payment": schema("Payment") }) } else { json!({}) };
+    let finals: &[FinalKind] = if payments == Payments::Made { &FINAL_KINDS } else { &[] };
+    for &kind in finals {
+        let members = if kind == PAYMENT_DECLINED {
+            json!({ "payment": schema("Payment") })
+        } else if [REFUND_EXCEEDS_PAYMENT, REFUND_FAILED].contains(&kind) {
+            json!({ "refund": schema("Refund") })
+        } else {
+            json!({})
+        };
         schemas.insert(kind.page.to_owned(), one(&base.of(kind.page), kind.code, &members));
     }
     schemas
@@ -87,12 +96,30 @@ fn either(names: &[&str]) -> Value {
     }
 }
 
-/// Describes the response of a final outcome.
-pub(super) fn final_response(kind: FinalKind, headers: &Map<String, Value>) -> Value {
+/// Describes the response of a status that final outcomes have, and maybe passing problems, too.
+pub(super) fn final_response(
+    finals: &[FinalKind],
+    passing: &[Kind],
+    stored_headers: &Map<String, Value>,
+) -> Value {
+    let named: Vec<_> =
+        finals.iter().map(|kind| kind.page).chain(passing.iter().map(|kind| kind.suffix())).collect();
+    let mut titles: Vec<_> = finals
+        .iter()
+        .map(|kind| {
+            format!("{} (`{}`). It is final, stored with the key and replayed.", kind.title, kind.page)
+        })
+        .collect();
+    titles.extend(passing.iter().map(|kind| format!("{} (`{}`).", kind.title(), kind.suffix())));
+    let mut headers = stored_headers.clone();
+    if !passing.is_empty() {
+        // Each of these comes with some of the answers only.
+        headers.retain(|name, _| name == "Request-Id");
+    }
     json!({
-        "description": format!("{} (`{}`). It is final, stored with the key and replayed.", kind.title, kind.page),
+        "description": titles.join(" "),
         "headers": headers,
-        "content": { "application/problem+json": { "schema": schema(kind.page) } },
+        "content": { "application/problem+json": { "schema": either(&named) } },
     })
 }
 

@@ -8,6 +8,7 @@ use semel_payments::payments::{CreatePayment, Payment};
 use semel_payments::problem::FINAL_KINDS;
 use semel_payments::provider::Dedup;
 use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::refunds::Refund;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -15,6 +16,7 @@ use uuid::Uuid;
 use super::*;
 use crate::json;
 use crate::problem::Kind;
+use crate::refunds::Asking;
 use crate::state::Settings;
 
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
@@ -116,14 +118,17 @@ fn every_reference_leads_somewhere() {
             references(child, found);
         }
     }
-    let document = whole();
-    let mut found = BTreeSet::new();
-    references(&document, &mut found);
-    assert!(found.len() > 20);
-    for to in found {
-        let place = to.strip_prefix('#').unwrap();
-        assert!(document.pointer(place).is_some(), "{to}");
+    for payments in [Payments::Made, Payments::NotMade] {
+        let document = document(payments, &base());
+        let mut found = BTreeSet::new();
+        references(&document, &mut found);
+        assert!(found.len() > 20);
+        for to in found {
+            let place = to.strip_prefix('#').unwrap();
+            assert!(document.pointer(place).is_some(), "{to}");
+        }
     }
+    let document = whole();
     let ids: BTreeSet<_> =
         operations(&document).iter().map(|(_, one)| one["operationId"].to_string()).collect();
     for (name, operation) in operations(&document) {
@@ -166,7 +171,18 @@ fn what_is_described_is_what_is_read_and_written() {
     let document = whole();
     expect_command::<CreateOrder>(&document, "CreateOrder", &orders::example());
     expect_command::<CreatePayment>(&document, "CreatePayment", &payments::example());
+    // The path names the payment.
+    expect_command::<Asking>(&document, "CreateRefund", &refunds::example());
     let (reference, currency) = ("A".to_owned(), "EUR".to_owned());
+    let refund = Refund {
+        id: Uuid::nil(),
+        payment_id: Uuid::nil(),
+        status: "failed".to_owned(),
+        amount: 1,
+        currency: currency.clone(),
+        failure_code: Some("card_expired".to_owned()),
+    };
+    expect_written(&document, "Refund", refund);
     let order = Order {
         id: Uuid::nil(),
         status: "placed".to_owned(),

@@ -9,5 +9,6 @@ mod effects;
 mod failures;
 mod life;
 mod line;
+mod rehearsals;
 mod script;
 mod support;

@@ -53,7 +53,7 @@ pub(crate) enum Act {
     AppendAndRefuse,
 }
 
-#[derive(Deserialize, Serialize)]
+#[derive(Clone, Deserialize, Serialize)]
 pub(crate) struct Order {
     pub(crate) act: Act,
 }

@@ -40,7 +40,8 @@ pub(super) async fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
         watching.tick().await;
         let after = (transactions(&mut connection).await?, processor_ticks(pid)?);
         let seconds = began.elapsed().as_secs_f64();
-        let resident = resident_mebibytes(pid)?;
+        #[expect(clippy::cast_precision_loss, reason = "memory lies far below 2^53 bytes")]
+        let resident = relays[0].daemon.id().resident_bytes()? as f64 / (1024.0 * 1024.0);
         stage::stop(&relays).await?;
         // One of the transactions was our own look.
         let statements = (after.0 - before.0 - 1.0) / seconds;
@@ -80,11 +81,4 @@ fn processor_ticks(pid: i32) -> Result<u64> {
     let field = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
     let (user, system) = (field(11), field(12));
     user.zip(system).map(|(user, system)| user + system).context("reading /proc/<pid>/stat")
-}
-
-fn resident_mebibytes(pid: i32) -> Result<f64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("reading the relay's memory")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kibibytes: f64 = line.trim().trim_end_matches("kB").trim().parse().context("reading VmRSS")?;
-    Ok(kibibytes / 1024.0)
 }
