@@ -16,13 +16,14 @@ from schemathesis import GenerationMode
 
 chance = random.Random(int(os.environ["SEMEL_FUZZ_SEED"]))
 lock = threading.Lock()
-# By route of the collection: the ids that were made. By operation: the keys that were used. By list: the cursors met.
+# By path of the collection: the ids that were made. By operation: the keys that were used. By list: the cursors met.
 made, used, cursors = {}, {}, {}
 # By operation, then by status: how many.
 tally = {}
 
 KEY = "Idempotency-Key"
-OPERATIONS = {"/v1/orders": "orders.create", "/v1/payments": "payments.create"}
+REFUNDS = "/v1/payments/{id}/refunds"
+OPERATIONS = {"/v1/orders": "orders.create", "/v1/payments": "payments.create", REFUNDS: "refunds.create"}
 
 
 def mostly():
@@ -39,6 +40,9 @@ def before_call(context, case, kwargs):
             case.headers[KEY] = str(uuid.uuid4())
         if "id" in case.path_parameters and made.get(collection(path)) and mostly():
             case.path_parameters["id"] = chance.choice(made[collection(path)])
+        if case.method == "POST" and path == REFUNDS and mostly():
+            # Of a payment, only so much is left as it took.
+            case.body["amount"] = 1
         operation = case.path_parameters.get("operation")
         if operation and used.get(operation) and mostly():
             case.headers[KEY] = chance.choice(used[operation])
@@ -50,7 +54,7 @@ def before_call(context, case, kwargs):
 
 
 def collection(path):
-    """Returns the route under which a resource of this route is made."""
+    """Returns the path under which the resources lie whose id this route takes."""
     return path.rsplit("/{", 1)[0]
 
 
@@ -66,7 +70,8 @@ def after_call(context, case, response):
         if label == "other methods" or not 200 <= response.status_code < 300:
             return
         if case.method == "POST":
-            made.setdefault(path, []).append(response.json()["id"])
+            where, made_now = response.headers["location"][0].rsplit("/", 1)
+            made.setdefault(where, []).append(made_now)
             sent = response.request.headers.get(KEY)
             used.setdefault(OPERATIONS.get(path, path), []).append(sent.decode() if isinstance(sent, bytes) else sent)
         elif "cursor" in json.dumps([parameter.name for parameter in case.operation.query]):
