@@ -50,12 +50,21 @@ impl Connection {
     ///
     /// Dropping the future cuts the socket.
     pub async fn open(url: &BrokerUrl, name: &str) -> Result<Self, Error> {
+        Self::open_with_frames(url, name, None).await
+    }
+
+    /// Does so with frames of at most this size in bytes, unless the URL says how large they may be.
+    pub(crate) async fn open_with_frames(
+        url: &BrokerUrl,
+        name: &str,
+        frame_max: Option<u32>,
+    ) -> Result<Self, Error> {
         let addresses = url.addresses();
         let limit = if addresses.len() > 1 { CONNECT_LIMIT_OF_SEVERAL } else { CONNECT_LIMIT };
         let first = fastrand::usize(0..addresses.len());
         let mut refused = Vec::new();
         for address in addresses.iter().cycle().skip(first).take(addresses.len()) {
-            match Self::open_within(limit, address, url.authorities(), name).await {
+            match Self::open_within(limit, address, url.authorities(), name, frame_max).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => refused.push(error),
             }
@@ -68,6 +77,7 @@ impl Connection {
         address: &Address,
         authorities: Option<&str>,
         name: &str,
+        frame_max: Option<u32>,
     ) -> Result<Self, Error> {
         let target = address.to_string();
         let socket = OwnedSocket::default();
@@ -98,7 +108,9 @@ impl Connection {
                 .map_err(lapin::Error::from)
         };
 
-        let handshake = lapin::Connection::connector(address.uri(), runtime, dial, properties);
+        let mut uri = address.uri();
+        uri.query.frame_max = uri.query.frame_max.or(frame_max);
+        let handshake = lapin::Connection::connector(uri, runtime, dial, properties);
         match tokio::time::timeout(limit, handshake).await {
             Ok(Ok(inner)) => Ok(Self { inner, socket, target }),
             Ok(Err(error)) => Err(Error::connecting(&target, error)),
@@ -198,10 +210,11 @@ mod tests {
             };
             let giving_up = async {
                 if attempt == "times out" {
-                    let error = Connection::open_within(Duration::from_secs(2), &address, None, "test").await;
+                    let error =
+                        Connection::open_within(Duration::from_secs(2), &address, None, "test", None).await;
                     assert!(matches!(error.unwrap_err(), Error::TimedOut { .. }));
                 } else {
-                    let open = Connection::open_within(SOON, &address, None, "test");
+                    let open = Connection::open_within(SOON, &address, None, "test", None);
                     tokio::select! {
                         opened = open => panic!("the peer said nothing: {opened:?}"),
                         heard = greeting => heard.unwrap(),

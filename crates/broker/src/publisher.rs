@@ -47,6 +47,10 @@ use judgement::judge;
 /// How long the broker may take to show that it still answers, when confirms are missing.
 const ALIVE_LIMIT: Duration = Duration::from_secs(3);
 
+/// The largest frame of a connection for events, in bytes: all headers of a message share one, and those of an event have
+/// 32 KiB at most. The library keeps room for 64 frames per connection, 8 MiB of the usual ones.
+const EVENT_FRAMES: u32 = 64 * 1024;
+
 /// A connection with one channel in confirm mode, used by one task.
 #[derive(Debug)]
 pub struct Publisher {
@@ -130,7 +134,19 @@ impl Publisher {
     ///
     /// As [`Connection::open`], and if the channel cannot be opened.
     pub async fn open(url: &BrokerUrl, name: &str) -> Result<Self, Error> {
-        let connection = Connection::open(url, name).await?;
+        Self::on(Connection::open(url, name).await?).await
+    }
+
+    /// Does so for events of an outbox, whose headers are bounded, and holds less memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub async fn for_events(url: &BrokerUrl, name: &str) -> Result<Self, Error> {
+        Self::on(Connection::open_with_frames(url, name, Some(EVENT_FRAMES)).await?).await
+    }
+
+    async fn on(connection: Connection) -> Result<Self, Error> {
         let channel = confirmed_channel(&connection).await?;
         Ok(Self { channel, connection, patience: Patience::default(), state: State::Usable })
     }

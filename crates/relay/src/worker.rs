@@ -67,7 +67,8 @@ impl Worker {
         }
         self.shared.broker(self.number, Broker::Away);
         let name = format!("semel-relay {}", self.number);
-        let publisher = Publisher::open(&self.config.broker, &name).await.map_err(RelayError::Broker)?;
+        let publisher =
+            Publisher::for_events(&self.config.broker, &name).await.map_err(RelayError::Broker)?;
         match self.exchange(&publisher).await {
             Ok(()) => self.shared.broker(self.number, Broker::Up),
             Err(RelayError::Blocked) => {

@@ -250,3 +250,19 @@ async fn a_routing_key_is_made_by_the_template() -> Result<()> {
     Relay::new(&config).drain().await?;
     arrived(&tap, 3).await
 }
+
+#[tokio::test]
+async fn the_most_headers_that_the_outbox_takes_fit_into_a_frame() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.execute(
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers)
+         SELECT 'thing', repeat('a', 127), 'Happened', '{}', jsonb_object_agg('h' || n, repeat('x', 2))
+         FROM generate_series(1, 2200) AS n",
+    )
+    .await?;
+    ensure!(yard.count("octet_length(headers::TEXT) > 31000").await? == 1, "that is not the most");
+    Relay::new(&yard.config(1)?).drain().await?;
+    assert_eq!(yard.count("last_error IS NOT NULL").await?, 0);
+    arrived(&tap, 1).await
+}
