@@ -44,6 +44,7 @@ use semel_payments::schema::PAYMENTS;
 use sqlx::PgPool;
 
 pub use options::{Config, Options};
+pub use routes::router;
 pub use server::serve;
 pub use state::{Api, Settings};
 

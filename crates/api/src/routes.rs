@@ -9,8 +9,9 @@ use crate::error::ApiError;
 use crate::state::Api;
 use crate::{front, keys, orders, payments};
 
-/// Builds the router. Without a provider there are no payments.
-pub(crate) fn router(api: Api) -> Router {
+/// Builds the router, for [`serve`](crate::serve) or a connection of one's own. Without a provider there are no payments.
+#[must_use = "a router serves nothing by itself"]
+pub fn router(api: Api) -> Router {
     let mut routes = orders::routes().merge(keys::routes());
     if let Some(make_payment) = api.make_payment.clone() {
         routes = routes.merge(payments::routes(make_payment));

@@ -5,6 +5,7 @@
 mod bed;
 mod client;
 mod connections;
+mod dropped;
 mod faults;
 mod hostile;
 mod http2;

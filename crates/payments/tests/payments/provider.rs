@@ -143,7 +143,20 @@ impl Scripted {
         self.state.lock().unwrap().moved.values().sum()
     }
 
+    /// How often money moved under a key.
+    pub(crate) fn moved_by(&self, key: impl AsRef<str>) -> u32 {
+        self.state.lock().unwrap().moved.get(key.as_ref()).copied().unwrap_or_default()
+    }
+
     async fn answer(&self, call: Call, key: &str) -> Answer {
+        // On its way, and on its way back: moments at which whoever calls may go.
+        tokio::task::yield_now().await;
+        let answer = self.answer_at_once(call, key).await;
+        tokio::task::yield_now().await;
+        answer
+    }
+
+    async fn answer_at_once(&self, call: Call, key: &str) -> Answer {
         let script = {
             let mut state = self.state.lock().unwrap();
             state.calls.push(call);
