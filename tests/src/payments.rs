@@ -10,7 +10,7 @@ use semel_proto::provider::v1::{Call, Happening, Reason};
 use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
-use crate::client::ToldPayment;
+use crate::client::{Acknowledged, ToldPayment};
 use crate::provider::Control;
 use crate::reconcile::reconcile;
 use crate::system::{NAMESPACE, System, TENANT};
@@ -152,11 +152,24 @@ pub fn charges(control: &Control, provider_key: &str) -> Result<usize> {
 ///
 /// They do not; the message says about what.
 pub async fn all_agree(system: &System, told: Vec<ToldPayment>) -> Result<()> {
+    all_agree_on(system, Vec::new(), told).await
+}
+
+/// As [`all_agree`], where orders were placed too.
+///
+/// # Errors
+///
+/// They do not; the message says about what.
+pub async fn all_agree_on(
+    system: &System,
+    acknowledged: Vec<Acknowledged>,
+    told: Vec<ToldPayment>,
+) -> Result<()> {
     system.place.settled(Duration::from_mins(2)).await?;
     // An outcome may be written after that look, and is then still on its way to the others; a contradiction stays one.
     let compared = || async {
         let sources = system
-            .sources_with_payments(Vec::new(), told.clone())
+            .sources_with_payments(acknowledged.clone(), told.clone())
             .await
             .map_err(|error| error.to_string())?;
         let differences = reconcile(&sources);

@@ -4,6 +4,7 @@ mod canceling;
 mod crashes;
 mod frozen;
 mod outage;
+mod parallel;
 mod restore;
 mod rollback;
 mod stops;

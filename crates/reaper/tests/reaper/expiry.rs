@@ -196,7 +196,7 @@ impl Operation for Interrupted<'_> {
     }
 
     fn lifetime_constraints(&self) -> &'static [&'static str] {
-        &["orders_pkey", "orders_idempotency_key_once"]
+        place_order().lifetime_constraints()
     }
 }
 
