@@ -15,7 +15,7 @@ use crate::support::{in_full, joined, start};
 /// Requests with one key.
 const REQUESTS: usize = 64;
 /// How long a client goes on asking.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What is asked for.
 #[derive(Clone, Debug)]

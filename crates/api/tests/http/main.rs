@@ -14,3 +14,4 @@ mod keys;
 mod payments;
 mod provider;
 mod reading;
+mod rules;

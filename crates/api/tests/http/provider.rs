@@ -26,6 +26,8 @@ pub(crate) enum Script {
     LoseAnswer,
     /// Refuses the key.
     Mismatch,
+    /// Refuses, since the charge was fenced.
+    Fence,
     /// Charges, and answers once there is a permit.
     Hold(Arc<Semaphore>),
 }
@@ -111,6 +113,7 @@ impl PaymentProvider for Provider {
                 Err(Status::internal("lost"))
             }
             Some(Script::Mismatch) => Err(Reason::KeyMismatch.refuse("another order")),
+            Some(Script::Fence) => Err(Reason::Fenced.refuse("canceled")),
             Some(Script::Hold(released)) => {
                 let charge = self.book(&request, Stands::Succeeded);
                 released.acquire().await.unwrap().forget();

@@ -101,7 +101,9 @@ async fn retry(bed: &Bed, key: &str) -> Answer {
     }
 }
 
-async fn drop_after_each_poll(heir: Heir) {
+/// Returns after how many polls the work was dropped, at most, and how often all of them were gone through.
+async fn drop_after_each_poll(heir: Heir) -> (usize, usize) {
+    let mut came_to = (0, 0);
     with_bed(async |bed: Bed| {
         let (mut runs, mut polls, mut dropped, mut sweeps) = (0, 0, 0, 0);
         let mut found = BTreeSet::new();
@@ -140,18 +142,21 @@ async fn drop_after_each_poll(heir: Heir) {
                 assert!(sweeps < SWEEPS, "in {sweeps} sweeps of up to {dropped} polls only {found:?}");
             }
         }
-        println!("dropped after each of up to {dropped} polls in {sweeps} sweeps, {heir:?} went on");
         assert_eq!(usize::try_from(bed.provider.moved()), Ok(runs));
+        came_to = (dropped, sweeps);
     })
     .await;
+    came_to
 }
 
 #[tokio::test]
 async fn work_that_is_dropped_after_any_poll_is_finished_by_a_retry_with_one_charge() {
-    drop_after_each_poll(Heir::Retry).await;
+    let (polls, sweeps) = drop_after_each_poll(Heir::Retry).await;
+    println!("dropped after each of up to {polls} polls, in {sweeps} sweeps");
 }
 
 #[tokio::test]
 async fn work_that_is_dropped_after_any_poll_is_finished_by_a_reaper_with_one_charge() {
-    drop_after_each_poll(Heir::Reaper).await;
+    let (polls, sweeps) = drop_after_each_poll(Heir::Reaper).await;
+    println!("dropped after each of up to {polls} polls, in {sweeps} sweeps");
 }

@@ -149,10 +149,9 @@ impl Scripted {
     }
 
     async fn answer(&self, call: Call, key: &str) -> Answer {
-        // On its way, and on its way back: moments at which whoever calls may go.
-        tokio::task::yield_now().await;
+        on_its_way().await;
         let answer = self.answer_at_once(call, key).await;
-        tokio::task::yield_now().await;
+        on_its_way().await;
         answer
     }
 
@@ -228,6 +227,13 @@ impl Provider for Scripted {
 
     async fn cancel(&self, charge: &StoredCharge) -> Answer {
         self.answer(Call::Cancel, &charge.key).await
+    }
+}
+
+/// Takes a few polls, at each of which whoever calls may go.
+async fn on_its_way() {
+    for _ in 0..3 {
+        tokio::task::yield_now().await;
     }
 }
 

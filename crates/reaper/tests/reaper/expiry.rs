@@ -261,8 +261,11 @@ async fn the_sweep_and_a_retry_never_both_have_their_way() {
         let (mut happened, mut fresh) = (BTreeMap::new(), 0);
         for round in 0..rounds {
             let sweeps = Sweeps::ALL[round % Sweeps::ALL.len()];
-            let outlived =
-                if round / Sweeps::ALL.len() % 2 == 0 { Outlived::ByItsOrder } else { Outlived::ByNothing };
+            let outlived = if (round / Sweeps::ALL.len()).is_multiple_of(2) {
+                Outlived::ByItsOrder
+            } else {
+                Outlived::ByNothing
+            };
             let key = format!("k{round}");
             let answer = meet(&db, &key, sweeps, outlived).await;
             *happened.entry(sweeps).or_insert(0) += 1;
