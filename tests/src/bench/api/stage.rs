@@ -21,7 +21,7 @@ use crate::provider::read_book;
 use crate::services::Database;
 use crate::system::{READY, Running, TENANT};
 
-/// Connections of the API's clients, and of pgbench.
+/// Connections of the API's clients, its own to the database, and pgbench's: as many statements at a time on both sides.
 pub(super) const CONNECTIONS: usize = 32;
 
 /// How long the API is warmed up: connections to the database, prepared statements, and the credential that it remembers.
@@ -186,6 +186,7 @@ async fn api(bench: &Bench, database: &Database, provider: &Running) -> Result<R
         .env("SEMEL_ADMIN_LISTEN", format!("127.0.0.1:{admin}"))
         .env("SEMEL_PROVIDER_URL", format!("http://{provider}"))
         .env("SEMEL_PROVIDER_HORIZON_HOURS", "0")
+        .env("SEMEL_API_DB_CONNECTIONS", CONNECTIONS.to_string())
         .env("SEMEL_LOG_FORMAT", "text")
         .envs(bench.api_env.iter().map(|(name, value)| (name, value)));
     let daemon = command.start().await?;
