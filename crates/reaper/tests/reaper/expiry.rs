@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use semel_core::idempotency::engine::{self, Answer, Begun, Operation};
-use semel_core::idempotency::store::{self, NewKey};
+use semel_core::idempotency::store::{self, LookedUp, NewKey};
 use semel_core::idempotency::{Command as _, Request, Scope};
 use semel_core::lifecycle::{Pass, Work as _};
 use semel_payments::orders::{CreateOrder, PlaceOrder};
@@ -21,8 +21,6 @@ use crate::database::{Database, RETENTION, Stuck, with_database};
 enum Sweeps {
     BeforeTheLookUp,
     /// The key was not there yet when the request looked it up: a twin has made it since, and it is gone already.
-    AfterTheLookUp,
-    /// As before, and when the request asked for an earlier outcome.
     BeforeTheClaim,
     /// The request's INSERT has met the key, and it is gone before it is read.
     AfterTheLostClaim,
@@ -35,9 +33,8 @@ enum Sweeps {
 }
 
 impl Sweeps {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 6] = [
         Self::BeforeTheLookUp,
-        Self::AfterTheLookUp,
         Self::BeforeTheClaim,
         Self::AfterTheLostClaim,
         Self::WhileTheClaimWaits,
@@ -148,16 +145,8 @@ impl Operation for Interrupted<'_> {
         place_order().resource_id(scope)
     }
 
-    async fn earlier_outcome(
-        &self,
-        connection: &mut PgConnection,
-        scope: &Scope,
-    ) -> Result<Option<Uuid>, sqlx::Error> {
-        if self.sweeps == Sweeps::AfterTheLookUp {
-            self.twin().await;
-            self.sweep().await;
-        }
-        place_order().earlier_outcome(connection, scope).await
+    async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
+        place_order().look_up(connection, scope).await
     }
 
     async fn begin(
@@ -209,9 +198,7 @@ async fn meet(db: &Database, key: &str, sweeps: Sweeps, outlived: Outlived) -> A
             request.sweep().await;
             ask(db, &request, key).await
         }
-        Sweeps::AfterTheLookUp | Sweeps::BeforeTheClaim | Sweeps::AfterTheLostClaim => {
-            ask(db, &request, key).await
-        }
+        Sweeps::BeforeTheClaim | Sweeps::AfterTheLostClaim => ask(db, &request, key).await,
         Sweeps::WhileTheClaimWaits | Sweeps::WhileTheClaimWaitsInVain => {
             let waited = async {
                 db.until_one_is_blocked().await;
@@ -238,16 +225,14 @@ async fn meet(db: &Database, key: &str, sweeps: Sweeps, outlived: Outlived) -> A
     };
     let saw = request.saw(std::mem::take);
     let (claims, lost) = match (sweeps, outlived) {
-        (Sweeps::BeforeTheLookUp | Sweeps::AfterTheLookUp, Outlived::ByItsOrder) => (0, 0),
+        (Sweeps::BeforeTheLookUp, Outlived::ByItsOrder) => (0, 0),
         (Sweeps::AfterTheLostClaim, _) => (2, 1),
         (Sweeps::WhileTheClaimWaitsInVain, _) => (1, 1),
         _ => (1, 0),
     };
     assert_eq!((saw.claims, saw.lost), (claims, lost), "{sweeps:?}, {outlived:?}");
-    let is_whole = matches!(
-        sweeps,
-        Sweeps::BeforeTheLookUp | Sweeps::AfterTheLookUp | Sweeps::BeforeTheClaim | Sweeps::AfterTheLostClaim
-    );
+    let is_whole =
+        matches!(sweeps, Sweeps::BeforeTheLookUp | Sweeps::BeforeTheClaim | Sweeps::AfterTheLostClaim);
     assert_eq!(saw.swept, is_whole, "{sweeps:?}");
     answer
 }
