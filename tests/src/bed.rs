@@ -83,7 +83,7 @@ pub async fn run() -> Result<ExitCode> {
                 say(line);
             }
         }
-        Command::Demo => return demo::run(&root).await,
+        Command::Demo => return Box::pin(demo::run(&root)).await,
         Command::Bench(options) => return bench::run(&root, &options).await,
         Command::Dev => return dev::run(&root).await,
         Command::Reconcile { sources } => {

@@ -24,10 +24,10 @@ const INSTALL_DEADLINE: Duration = Duration::from_mins(8);
 /// Marks a folder whose installation was finished.
 const FINISHED: &str = "finished";
 
-/// A language of producers and consumers.
+/// A language of producers, consumers and callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
-    /// psycopg and pika.
+    /// psycopg, pika and grpcio.
     Python,
     /// pg and amqplib.
     Node,
@@ -88,6 +88,13 @@ impl Language {
         }
     }
 
+    fn scripts(self) -> &'static [&'static str] {
+        match self {
+            Self::Python => &["produce", "consume", "call"],
+            Self::Node => &["produce", "consume"],
+        }
+    }
+
     fn package(self) -> Package {
         match self {
             Self::Python => Package::Python,
@@ -97,7 +104,7 @@ impl Language {
 }
 
 impl Installed {
-    /// Describes one of the scripts to start, `produce` or `consume`; the name is for messages.
+    /// Describes one of the scripts to start, `produce`, `consume` or, in Python, `call`; the name is for messages.
     #[must_use]
     pub fn script(&self, name: &str, script: &str) -> DaemonCommand {
         let program = match self.language {
@@ -155,7 +162,7 @@ impl Installed {
 
     /// The scripts stand beside their packages, where Node.js looks for them.
     fn copy_scripts(&self, scripts: &Path) -> Result<()> {
-        for script in ["produce", "consume"] {
+        for script in self.language.scripts() {
             let file = Path::new(script).with_extension(self.language.extension());
             copy(&scripts.join(&file), &self.folder.join(&file))?;
         }

@@ -1,4 +1,4 @@
-//! The API: the front door over HTTP.
+//! The API: the front door over HTTP and gRPC.
 //!
 //! Promise: of all requests under one key of one client and operation at most one takes effect, and no answer to a keyed
 //! request leaves before what it tells is committed. A client that goes away ends the waiting, never the work.
@@ -15,6 +15,7 @@ mod credentials;
 mod error;
 pub mod failpoints;
 mod front;
+mod grpc;
 mod json;
 mod key;
 mod keyed;
@@ -25,6 +26,7 @@ mod options;
 mod orders;
 mod payments;
 mod problem;
+mod refunds;
 mod routes;
 mod server;
 mod state;

@@ -13,7 +13,7 @@ use semel_payments::problem::ProblemBase;
 
 use crate::state::Settings;
 
-/// Takes orders and payments over HTTP, each under an idempotency key: at most one effect per key, the same answer to every repeat.
+/// Takes orders and payments over HTTP and gRPC, each under an idempotency key: at most one effect per key, the same answer to every repeat.
 #[derive(Parser)]
 #[command(name = "semel-api", version)]
 pub struct Options {

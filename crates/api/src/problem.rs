@@ -11,6 +11,7 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use semel_payments::problem::ProblemBase;
 use serde_json::{Map, Value, json};
+use tonic::Code;
 use uuid::Uuid;
 
 /// The kinds of problems.
@@ -24,6 +25,7 @@ pub(crate) enum Kind {
     MethodNotAllowed,
     RequestTimeout,
     RequestInProgress,
+    PaymentInProgress,
     KeyExpired,
     ContentTooLarge,
     UnsupportedMediaType,
@@ -32,11 +34,12 @@ pub(crate) enum Kind {
     OutcomeUnknown,
     NeedsAttention,
     TemporarilyUnavailable,
+    DeadlineExceeded,
 }
 
 impl Kind {
     #[cfg(test)]
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 18] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
@@ -45,6 +48,7 @@ impl Kind {
         Self::MethodNotAllowed,
         Self::RequestTimeout,
         Self::RequestInProgress,
+        Self::PaymentInProgress,
         Self::KeyExpired,
         Self::ContentTooLarge,
         Self::UnsupportedMediaType,
@@ -53,6 +57,7 @@ impl Kind {
         Self::OutcomeUnknown,
         Self::NeedsAttention,
         Self::TemporarilyUnavailable,
+        Self::DeadlineExceeded,
     ];
 
     /// Status, last segment of the `type`, title.
@@ -80,6 +85,9 @@ impl Kind {
             Self::RequestInProgress => {
                 (StatusCode::CONFLICT, "request-in-progress", "A request with this key is at work")
             }
+            Self::PaymentInProgress => {
+                (StatusCode::CONFLICT, "payment-in-progress", "The payment has no outcome yet")
+            }
             Self::KeyExpired => (StatusCode::GONE, "idempotency-key-expired", "The key's time is over"),
             Self::ContentTooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "content-too-large", "The body is too large")
@@ -102,6 +110,25 @@ impl Kind {
             Self::TemporarilyUnavailable => {
                 (StatusCode::SERVICE_UNAVAILABLE, "temporarily-unavailable", "The service is unavailable")
             }
+            Self::DeadlineExceeded => {
+                (StatusCode::GATEWAY_TIMEOUT, "deadline-exceeded", "The call's own deadline passed")
+            }
+        }
+    }
+
+    /// The gRPC status code.
+    const fn code(self) -> Code {
+        match self {
+            Self::KeyMissing | Self::KeyInvalid | Self::RequestInvalid => Code::InvalidArgument,
+            Self::Unauthenticated => Code::Unauthenticated,
+            Self::NotFound => Code::NotFound,
+            Self::MethodNotAllowed | Self::UnsupportedMediaType => Code::Unimplemented,
+            Self::RequestTimeout | Self::DeadlineExceeded => Code::DeadlineExceeded,
+            Self::RequestInProgress | Self::PaymentInProgress => Code::Aborted,
+            Self::KeyExpired | Self::KeyReused => Code::FailedPrecondition,
+            Self::ContentTooLarge => Code::ResourceExhausted,
+            Self::Internal => Code::Internal,
+            Self::OutcomeUnknown | Self::NeedsAttention | Self::TemporarilyUnavailable => Code::Unavailable,
         }
     }
 
@@ -119,8 +146,10 @@ impl Kind {
         match self {
             Self::RequestTimeout
             | Self::RequestInProgress
+            | Self::PaymentInProgress
             | Self::OutcomeUnknown
-            | Self::TemporarilyUnavailable => Some(Duration::from_secs(1)),
+            | Self::TemporarilyUnavailable
+            | Self::DeadlineExceeded => Some(Duration::from_secs(1)),
             Self::Internal => Some(Duration::from_secs(5)),
             Self::NeedsAttention => Some(Duration::from_mins(1)),
             _ => None,
@@ -128,7 +157,7 @@ impl Kind {
     }
 
     /// Whether the answer links to the page, as the Idempotency-Key draft asks for what concerns the key.
-    const fn is_linked(self) -> bool {
+    pub(crate) const fn is_linked(self) -> bool {
         matches!(self, Self::KeyMissing | Self::KeyInvalid | Self::KeyReused)
     }
 }
@@ -137,16 +166,18 @@ impl Kind {
 #[derive(Debug)]
 pub(crate) struct Problem {
     pub(crate) kind: Kind,
-    detail: Cow<'static, str>,
-    members: Map<String, Value>,
+    code: Option<Code>,
+    pub(crate) detail: Cow<'static, str>,
+    pub(crate) members: Map<String, Value>,
     headers: Vec<(HeaderName, HeaderValue)>,
-    retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Problem {
     pub(crate) fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
+            code: None,
             detail: detail.into(),
             members: Map::new(),
             headers: Vec::new(),
@@ -169,6 +200,17 @@ impl Problem {
         self
     }
 
+    /// Replaces the kind's own gRPC status code.
+    pub(crate) fn told_as(mut self, code: Code) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// The gRPC status code.
+    pub(crate) fn code(&self) -> Code {
+        self.code.unwrap_or(self.kind.code())
+    }
+
     /// Writes the problem into a response, keeping what others have put among its headers (`Allow`).
     pub(crate) fn write(self, response: Response, base: &ProblemBase, request: Uuid) -> Response {
         let (status, _, title) = self.kind.description();
@@ -186,8 +228,7 @@ impl Problem {
         parts.headers.remove(header::CONTENT_LENGTH);
         parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(wait) = self.retry_after {
-            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
-            parts.headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            parts.headers.insert(header::RETRY_AFTER, HeaderValue::from(in_seconds(wait).as_secs()));
         }
         if self.kind.is_linked()
             && let Ok(link) = HeaderValue::try_from(format!("<{kind}>; rel=\"describedby\""))
@@ -197,6 +238,11 @@ impl Problem {
         parts.headers.extend(self.headers);
         Response::from_parts(parts, Body::from(Value::Object(members).to_string()))
     }
+}
+
+/// Rounds a wait up to whole seconds, the smallest that the header can say.
+pub(crate) fn in_seconds(wait: Duration) -> Duration {
+    Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0))
 }
 
 #[cfg(test)]

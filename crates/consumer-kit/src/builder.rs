@@ -10,6 +10,7 @@ use sqlx::PgPool;
 use crate::consumer::Consumer;
 use crate::handler::Handler;
 use crate::metrics;
+use crate::testing::Rehearsal;
 
 /// Whether a consumer can work; what a daemon's readiness is made of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,9 +52,10 @@ pub(crate) struct Settings {
     pub(crate) topology_mode: TopologyMode,
     pub(crate) prefetch: u16,
     pub(crate) concurrency: u16,
+    pub(crate) batch: u16,
     pub(crate) budget: Duration,
     pub(crate) answer_limit: Duration,
-    pub(crate) retry_wait: (Duration, Duration),
+    pub(crate) attempts: u32,
     pub(crate) on_readiness: Box<dyn Fn(Readiness<'_>) + Send + Sync>,
     pub(crate) heartbeat: Heartbeat,
 }
@@ -64,29 +66,39 @@ impl Settings {
         self.budget + self.answer_limit
     }
 
-    /// What no transaction takes whose every call keeps its limit: begin, record, handle, and two calls to end it.
+    /// What no transaction takes whose every call keeps its limit: begin, record, handle each, and two calls to end it.
     pub(crate) fn attempt_limit(&self) -> Duration {
-        self.call_limit() * 5
+        self.call_limit() * (4 + u32::from(self.batch))
     }
 }
 
 /// The exchange that relays publish to unless told otherwise.
 const EXCHANGE: &str = "semel.events";
-/// Longest queue name, in bytes: `<queue>.dead` has to fit into AMQP's 255 too.
-const MAX_QUEUE: usize = 250;
+/// Longest queue name, in bytes: `<queue>.retry.86400000ms` has to fit into AMQP's 255 too.
+const MAX_QUEUE: usize = 235;
+/// Of the 30 minutes after which RabbitMQ ends a subscription that acknowledges nothing.
+const LONGEST_BATCH: Duration = Duration::from_mins(20);
+/// After each failure a longer one; the last is repeated.
+const RETRY_DELAYS: [Duration; 4] =
+    [Duration::from_secs(5), Duration::from_mins(1), Duration::from_mins(10), Duration::from_hours(1)];
+/// Each is a queue.
+const MAX_RETRY_DELAYS: usize = 16;
 
 impl ConsumerBuilder {
     pub(crate) fn new(name: String, pool: PgPool, broker: BrokerUrl, queue: String) -> Self {
-        let topology = Topology { delivery_limit: 10, ..Topology::new(EXCHANGE, queue, Vec::new()) };
+        let retry_delays = RETRY_DELAYS.to_vec();
+        let topology =
+            Topology { delivery_limit: 10, retry_delays, ..Topology::new(EXCHANGE, queue, Vec::new()) };
         let settings = Settings {
             name,
             topology,
             topology_mode: TopologyMode::default(),
             prefetch: 32,
             concurrency: 8,
+            batch: 1,
             budget: Duration::from_secs(10),
             answer_limit: Duration::from_secs(5),
-            retry_wait: (Duration::from_millis(200), Duration::from_secs(5)),
+            attempts: 8,
             on_readiness: Box::new(|_| {}),
             heartbeat: Heartbeat::default(),
         };
@@ -111,8 +123,9 @@ impl ConsumerBuilder {
         self
     }
 
-    /// Sets how often a message may be given back before it is dead; 10 by default. It is a setting of the queue, which
-    /// RabbitMQ cannot change in place.
+    /// Sets how often the queue may get a message back before the broker gives up on it; 10 by default. That is for messages
+    /// that end the process: those that a handler fails at are counted by [`attempts`](Self::attempts). It is a setting of
+    /// the queue, which RabbitMQ cannot change in place.
     pub fn delivery_limit(mut self, limit: u32) -> Self {
         self.settings.topology.delivery_limit = limit;
         self
@@ -130,6 +143,13 @@ impl ConsumerBuilder {
         self
     }
 
+    /// Sets how many messages are handled in one transaction at most, of those that have arrived when it begins; 1 by
+    /// default. That saves commits where messages are many. When it fails, each message is handled by itself.
+    pub fn batch(mut self, messages: u16) -> Self {
+        self.settings.batch = messages;
+        self
+    }
+
     /// Sets how long a handler, and each of its statements, may take; 10 s by default.
     pub fn budget(mut self, budget: Duration) -> Self {
         self.settings.budget = budget;
@@ -144,10 +164,16 @@ impl ConsumerBuilder {
         self
     }
 
-    /// Sets the wait before a message is given back: it doubles with each delivery, with jitter, from 200 ms to 5 s by
-    /// default. A waiting message takes a place of the prefetch, but none of the concurrency.
-    pub fn retry_wait(mut self, shortest: Duration, longest: Duration) -> Self {
-        self.settings.retry_wait = (shortest, longest);
+    /// Sets how long a message waits after its first, second, … failure; the last is repeated. 5 s, 1 min, 10 min and 1 h by
+    /// default. Each is a queue, `<queue>.retry.<delay>`, where the message waits without keeping others from being handled.
+    pub fn retry_delays(mut self, delays: impl IntoIterator<Item = Duration>) -> Self {
+        self.settings.topology.retry_delays = delays.into_iter().collect();
+        self
+    }
+
+    /// Sets after how many failed attempts a message is dead; 8 by default.
+    pub fn attempts(mut self, attempts: u32) -> Self {
+        self.settings.attempts = attempts;
         self
     }
 
@@ -175,8 +201,19 @@ impl ConsumerBuilder {
         Ok(Consumer::new(self, handler))
     }
 
+    /// Checks the settings, and makes what hands events to the handler without a broker, to test it with.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build).
+    pub fn rehearse<H: Handler>(self, handler: H) -> Result<Rehearsal<H>, InvalidConsumer> {
+        self.check().map_err(InvalidConsumer)?;
+        Ok(Rehearsal::new(self, handler))
+    }
+
     fn check(&self) -> Result<(), String> {
-        let Settings { name, topology, prefetch, concurrency, budget, answer_limit, .. } = &self.settings;
+        let Settings { name, topology, prefetch, concurrency, batch, budget, answer_limit, attempts, .. } =
+            &self.settings;
         if !(1..=127).contains(&name.len()) {
             return Err("its name is not 1 to 127 bytes long".to_owned());
         }
@@ -192,10 +229,29 @@ impl ConsumerBuilder {
         if topology.delivery_limit == 0 {
             return Err("a delivery limit of 0 allows no retry at all".to_owned());
         }
+        let delays = &topology.retry_delays;
+        if !(1..=MAX_RETRY_DELAYS).contains(&delays.len()) {
+            return Err(format!("it has not 1 to {MAX_RETRY_DELAYS} retry delays"));
+        }
+        if delays.iter().any(|delay| !(Duration::from_millis(1)..=Duration::from_hours(24)).contains(delay)) {
+            return Err("a retry delay is not 1 ms to 24 h".to_owned());
+        }
+        if !delays.is_sorted_by(|one, next| one < next) {
+            return Err("its retry delays do not grow".to_owned());
+        }
+        if *attempts == 0 {
+            return Err("0 attempts would handle nothing".to_owned());
+        }
         if *concurrency == 0 || concurrency > prefetch {
             return Err(format!(
                 "a concurrency of {concurrency} with a prefetch of {prefetch}: the prefetch has to be at least the \
                  concurrency, and that at least 1"
+            ));
+        }
+        if *batch == 0 || batch > prefetch {
+            return Err(format!(
+                "a batch of {batch} with a prefetch of {prefetch}: the prefetch has to be at least the batch, and that at \
+                 least 1"
             ));
         }
         let connections = self.pool.options().get_max_connections();
@@ -207,6 +263,11 @@ impl ConsumerBuilder {
         // The upper end keeps a message far below RabbitMQ's consumer timeout of 30 minutes.
         if !(Duration::from_millis(1)..=Duration::from_mins(5)).contains(budget) {
             return Err(format!("a time budget of {budget:?} is not 1 ms to 5 min"));
+        }
+        if *budget * u32::from(*batch) > LONGEST_BATCH {
+            return Err(format!(
+                "a batch of {batch} with a time budget of {budget:?} may take more than {LONGEST_BATCH:?}"
+            ));
         }
         if !(Duration::from_millis(1)..=Duration::from_mins(1)).contains(answer_limit) {
             return Err(format!("an answer limit of {answer_limit:?} is not 1 ms to 1 min"));
@@ -257,7 +318,14 @@ mod tests {
             (builder().budget(Duration::ZERO), "budget"),
             (builder().budget(Duration::from_secs(301)), "budget"),
             (builder().answer_limit(Duration::ZERO), "answer limit"),
+            (builder().batch(0), "batch"),
+            (builder().batch(33), "batch"),
+            (builder().batch(32).budget(Duration::from_mins(1)), "may take more"),
             (builder().delivery_limit(0), "delivery limit"),
+            (builder().attempts(0), "attempts"),
+            (builder().retry_delays([]), "retry delays"),
+            (builder().retry_delays([Duration::ZERO]), "retry delay"),
+            (builder().retry_delays([Duration::from_secs(2), Duration::from_secs(2)]), "do not grow"),
             (builder().exchange(""), "exchange"),
         ] {
             let error = builder.check().unwrap_err();

@@ -13,7 +13,7 @@ use sqlx::PgPool;
 
 use crate::attempts::Attempts;
 use crate::builder::{ConsumerBuilder, Readiness, Settings};
-use crate::dead_letter::DeadLetters;
+use crate::copies::Copies;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::session::{Ahead, Session};
@@ -33,12 +33,18 @@ pub(crate) struct Shared<H> {
     pub(crate) settings: Settings,
     pub(crate) pool: PgPool,
     pub(crate) broker: BrokerUrl,
-    pub(crate) dead_letters: DeadLetters,
+    pub(crate) copies: Copies,
     pub(crate) attempts: Attempts,
     pub(crate) handler: H,
 }
 
 impl<H> Shared<H> {
+    pub(crate) fn new(builder: ConsumerBuilder, handler: H) -> Self {
+        let ConsumerBuilder { settings, pool, broker } = builder;
+        let copies = Copies::new(&broker, &settings);
+        Self { settings, pool, broker, copies, attempts: Attempts::default(), handler }
+    }
+
     /// Notes a turn of the loop, unless a message is stuck: then the consumer is not to look alive.
     pub(crate) fn beat(&self) {
         if self.attempts.oldest() <= self.settings.attempt_limit() {
@@ -58,10 +64,7 @@ impl<H> Shared<H> {
 
 impl<H: Handler> Consumer<H> {
     pub(crate) fn new(builder: ConsumerBuilder, handler: H) -> Self {
-        let ConsumerBuilder { settings, pool, broker } = builder;
-        let dead_letters = DeadLetters::new(&broker, &settings);
-        let attempts = Attempts::default();
-        Self { shared: Arc::new(Shared { settings, pool, broker, dead_letters, attempts, handler }) }
+        Self { shared: Arc::new(Shared::new(builder, handler)) }
     }
 
     /// Consumes until the soft stop, then finishes what it has begun and returns the rest to the queue; at the hard stop it
@@ -115,7 +118,7 @@ impl<H: Handler> Consumer<H> {
                 () = life.stopping() => {}
             }
         }
-        self.shared.dead_letters.close().await;
+        self.shared.copies.close().await;
         ended
     }
 

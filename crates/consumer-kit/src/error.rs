@@ -29,10 +29,10 @@ pub enum Error {
     /// The database has no tables that this consumer can use.
     #[error(transparent)]
     Schema(#[from] SchemaError),
-    /// A dead letter was not confirmed, so its original was not acknowledged.
-    #[error("a dead letter was not confirmed by queue `{queue}`: {outcome}")]
-    DeadLetter {
-        /// The queue of the dead letters.
+    /// The copy of a message was not confirmed, so its original was not acknowledged.
+    #[error("the copy of a message was not confirmed by queue `{queue}`: {outcome}")]
+    Copy {
+        /// The queue: a retry queue, or that of the dead letters.
         queue: String,
         /// What became of it instead.
         outcome: String,
@@ -52,7 +52,7 @@ impl Disposed for Error {
                     || database::disposition(source) == Disposition::Retry
             }
             Self::Schema(error) => matches!(error, SchemaError::Missing { .. }),
-            Self::Refused { .. } | Self::DeadLetter { .. } | Self::Task(_) => true,
+            Self::Refused { .. } | Self::Copy { .. } | Self::Task(_) => true,
         };
         if passes { Disposition::Retry } else { Disposition::Fail }
     }

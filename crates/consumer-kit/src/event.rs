@@ -46,6 +46,19 @@ impl<T> Event<T> {
             payload,
         }
     }
+
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Event<U> {
+        Event {
+            id: self.id,
+            event_type: self.event_type,
+            aggregate_type: self.aggregate_type,
+            aggregate_id: self.aggregate_id,
+            aggregate_version: self.aggregate_version,
+            created_at: self.created_at,
+            trace_context: self.trace_context,
+            payload: change(self.payload),
+        }
+    }
 }
 
 impl<T: DeserializeOwned> Event<T> {

@@ -6,8 +6,8 @@
 //!   consumer's own database, and the row is written first: a concurrent twin waits for it and then writes nothing.
 //! * **No effect lost.** A message is acknowledged after the commit, and never when its outcome is unknown: then the
 //!   channel is closed, and redelivery and deduplication decide.
-//! * **No message lost.** What cannot be handled goes to `<queue>.dead`, with the reason in its headers, by a publish that
-//!   the broker has confirmed before the original is acknowledged.
+//! * **No message lost.** What cannot be handled now goes to a retry queue, and what never can to `<queue>.dead`, with the
+//!   reason in its headers, by a publish that the broker has confirmed before the original is acknowledged.
 //!
 //! A [`Handler`] gets a transaction and a typed [`Event`]. It may append events of its own to the outbox in that
 //! transaction (`semel_core::outbox::append`). It cannot acknowledge, and it cannot forget to deduplicate. A
@@ -23,14 +23,17 @@
 #![doc = include_str!("../examples/stock.rs")]
 //! ```
 //!
+//! [`testing`] delivers events to a handler twice, out of order and with a crash in between, without a broker.
+//!
 //! # What becomes of a message
 //!
 //! | what happens | what is done | counted as |
 //! |---|---|---|
 //! | the handler succeeds | commit, then acknowledge | `effect` |
 //! | the event took effect before | acknowledge | `duplicate` |
-//! | the handler fails [transiently](HandlerError::Transient), panics or exceeds its time | roll back, wait, give back to the queue | `retried` |
-//! | the same, at the last delivery that the delivery limit allows | roll back, dead letter, acknowledge | `dead` |
+//! | the handler fails [transiently](HandlerError::Transient), panics or exceeds its time | roll back, copy to a retry queue, acknowledge; it comes back after the delay | `retried` |
+//! | the same, at the last [attempt](ConsumerBuilder::attempts) | roll back, dead letter, acknowledge | `dead` |
+//! | the process ends while it is handled | the broker delivers it again, and at the [delivery limit](ConsumerBuilder::delivery_limit) moves it to the dead letters | |
 //! | the handler fails [permanently](HandlerError::Permanent) | roll back, dead letter, acknowledge | `dead` |
 //! | no event id, or a payload of another shape | dead letter, acknowledge | `invalid` |
 //! | the database answers and cannot work: it is read-only or full, or a table or a permission is missing | roll back, keep the message, be not ready, try again until it works | |
@@ -40,15 +43,22 @@
 //! writes and a handler's own table or permission stays missing, it costs one each time that the broker ends the
 //! subscription because nothing is acknowledged, after 30 minutes by default.
 //!
+//! A message waits for its retry in `<queue>.retry.<delay>`, whose time to live gives it back to its own queue and to no
+//! other consumer's. It comes back behind what has arrived meanwhile.
+//!
 //! A dead letter that would not fit into the protocol with these headers is left to the queue's own dead-lettering, which
-//! tells only `x-death`.
+//! tells only `x-death`; a retry that would not fit goes back to its queue at once.
 //!
 //! No call to the database waits without a limit: that is the handler's time budget, and after it
 //! [`answer_limit`](ConsumerBuilder::answer_limit). Of a database's error only the SQLSTATE and the constraint are told, in
 //! the log as in a dead letter's headers, because its text may quote the event.
 //!
 //! A serialisation failure or a deadlock is repeated once at once. A crash at any point leaves the message
-//! unacknowledged; at worst, a dead letter that was confirmed but whose original was not acknowledged is there twice.
+//! unacknowledged; at worst, a copy that was confirmed but whose original was not acknowledged is there beside it: a dead
+//! letter twice, or a retry that turns out to be a duplicate.
+//!
+//! With [`batch`](ConsumerBuilder::batch) those that have arrived share a transaction. When it fails, all of it is rolled back
+//! and each is handled by itself, one after another.
 //!
 //! Messages are handled side by side and in no order. It does not purge `processed_events`: keep its rows longer than the
 //! longest time after which a message may be delivered again.
@@ -56,7 +66,7 @@
 mod attempts;
 mod builder;
 mod consumer;
-mod dead_letter;
+mod copies;
 mod error;
 mod event;
 pub mod failpoints;
@@ -64,12 +74,13 @@ mod handler;
 mod message;
 pub mod metrics;
 mod session;
+pub mod testing;
 mod told;
 mod transaction;
 
 pub use builder::{ConsumerBuilder, InvalidConsumer, Readiness, TopologyMode};
 pub use consumer::Consumer;
-pub use dead_letter::headers as dead_letter_headers;
+pub use copies::headers;
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Handler, HandlerError};

@@ -1,7 +1,7 @@
-//! What becomes of one message.
+//! What becomes of one message, and of several that are handled together.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use semel_broker::{Delivery, Received, Settled};
 use semel_core::backoff::Backoff;
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::builder::Readiness;
 use crate::consumer::Shared;
-use crate::dead_letter::{Copied, Reason};
+use crate::copies::{Copied, Reason, failures};
 use crate::error::Error;
 use crate::event::Event;
 use crate::handler::{Handler, HandlerError};
@@ -21,10 +21,10 @@ use crate::transaction::{Effect, Setback, take_effect};
 
 /// What is to be done with a message.
 #[derive(Debug)]
-enum Verdict {
+pub(crate) enum Verdict {
     /// Acknowledge it: its effect is committed, or was before.
     Settled(Outcome),
-    /// Give it back to the queue, after a wait.
+    /// Have it delivered again after a while.
     Retry { error: String },
     /// Give it up.
     Dead { reason: Reason, error: String },
@@ -35,7 +35,7 @@ enum Verdict {
 /// What a session and its messages tell each other.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// The session ends: what waits is to be given back.
+    /// The session ends: what cannot be tried is not to be tried again.
     pub(crate) ending: CancellationToken,
     /// It is known what is to be done with a message, so the database works.
     pub(crate) judged: Notify,
@@ -50,15 +50,24 @@ pub(crate) async fn settle<H: Handler>(
     place: OwnedSemaphorePermit,
     signals: Arc<Signals>,
 ) -> Result<(), Error> {
+    settle_alone(&shared, delivery, Some(place), &signals).await
+}
+
+async fn settle_alone<H: Handler>(
+    shared: &Shared<H>,
+    delivery: Delivery,
+    place: Option<OwnedSemaphorePermit>,
+    signals: &Signals,
+) -> Result<(), Error> {
     let consumer = shared.settings.name.as_str();
-    let verdict = judge_until_known(&shared, &delivery, &signals).await?;
+    let verdict = judge_until_known(shared, &delivery, signals).await?;
     drop(place);
 
     let event_id = delivery.envelope.as_ref().ok().map(|envelope| tracing::field::display(envelope.event_id));
     let (outcome, settled) = match verdict {
         Verdict::Settled(outcome) => (outcome, delivery.ack().await),
         Verdict::Dead { reason, error } => {
-            let copied = shared.dead_letters.publish(&delivery, reason, &error).await?;
+            let copied = shared.copies.dead(&delivery, reason, &error).await?;
             // The decoder's words may quote the payload; they are in the dead letter.
             let error = if reason == Reason::Invalid { "see its headers" } else { &error };
             tracing::warn!(consumer, event_id, reason = reason.label(), "dead letter: {error}");
@@ -74,27 +83,78 @@ pub(crate) async fn settle<H: Handler>(
             (outcome, settled)
         }
         Verdict::Retry { error } => {
-            let wait = retry_wait(delivery.delivery_count.unwrap_or(0), shared.settings.retry_wait);
+            let delay = shared.copies.delay(failures(&delivery));
             tracing::warn!(
                 consumer,
                 event_id,
-                retry_in_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                retry_in_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
                 "{error}"
             );
-            tokio::select! {
-                () = tokio::time::sleep(wait) => {}
-                () = signals.ending.cancelled() => {}
-            }
-            (Outcome::Retried, delivery.reject(true).await)
+            let settled = match shared.copies.retry(&delivery, delay, &error).await? {
+                Copied::Safe => delivery.ack().await,
+                Copied::TooLarge { reason } => {
+                    tracing::warn!(consumer, event_id, "retried at once, and not counted by us: {reason}");
+                    // The queue's delivery limit counts it.
+                    delivery.reject(true).await
+                }
+            };
+            (Outcome::Retried, settled)
         }
         // Closing the channel gives it back.
         Verdict::Keep(error) => return Err(error),
     };
+    told_settled(shared, outcome, settled);
+    Ok(())
+}
+
+/// Handles several messages in one transaction. When that fails, each is handled by itself, in their order, so that one
+/// that fails drags none of the others along. `place` is kept until all are settled.
+pub(crate) async fn settle_together<H: Handler>(
+    shared: Arc<Shared<H>>,
+    deliveries: Vec<Delivery>,
+    place: OwnedSemaphorePermit,
+    signals: Arc<Signals>,
+) -> Result<(), Error> {
+    let begun = Instant::now();
+    let decoded = |delivery: &Delivery| {
+        let received = delivery.envelope.as_ref().ok()?;
+        Event::decode(received, &delivery.body).ok()
+    };
+    let (mut events, mut together, mut alone) = (Vec::new(), Vec::new(), Vec::new());
+    for delivery in deliveries {
+        match decoded(&delivery) {
+            Some(event) => {
+                events.push(event);
+                together.push(delivery);
+            }
+            None => alone.push(delivery),
+        }
+    }
+    let rest = match take_effect(&shared, events).await {
+        Ok(effects) => {
+            for (delivery, effect) in together.into_iter().zip(effects) {
+                metrics::record_time(&shared.settings.name, begun.elapsed());
+                let settled = delivery.ack().await;
+                told_settled(&shared, effect.into(), settled);
+            }
+            alone
+        }
+        Err(Setback::Unsettled(error)) => return Err(error),
+        Err(_) => together.into_iter().chain(alone).collect(),
+    };
+    for delivery in rest {
+        settle_alone(&shared, delivery, None, &signals).await?;
+    }
+    drop(place);
+    Ok(())
+}
+
+fn told_settled<H>(shared: &Shared<H>, outcome: Outcome, settled: Settled) {
+    let consumer = shared.settings.name.as_str();
     metrics::count(consumer, outcome);
     if settled == Settled::Lost {
         tracing::debug!(consumer, outcome = outcome.label(), "settled too late: it will be delivered again");
     }
-    Ok(())
 }
 
 /// Judges a message again for as long as it has to be kept, or until the session ends. To give it back would bring it, and
@@ -144,8 +204,7 @@ async fn judge<H: Handler>(shared: &Shared<H>, delivery: &Delivery) -> Result<Ve
         Err(error) => return invalid(format!("the payload is not of the expected shape: {error}")),
     };
     metrics::record_time(&shared.settings.name, begun.elapsed());
-    let limit = i64::from(shared.settings.topology.delivery_limit);
-    let is_last = delivery.delivery_count.unwrap_or(0) >= limit;
+    let is_last = failures(delivery).saturating_add(1) >= shared.settings.attempts;
     verdict(result, is_last)
 }
 
@@ -158,20 +217,28 @@ async fn attempt<H: Handler>(
     let mut conflicts_left = 1;
     let mut connections_left = shared.pool.options().get_max_connections();
     loop {
-        match take_effect(shared, Event::decode(received, body)?).await {
+        match take_effect(shared, vec![Event::decode(received, body)?]).await {
             Err(Setback::Conflict(_)) if conflicts_left > 0 => conflicts_left -= 1,
             // All connections of the pool may have died while they lay idle.
             Err(Setback::DeadConnection(_)) if connections_left > 0 => connections_left -= 1,
-            result => return Ok(result),
+            result => return Ok(result.map(|effects| effects[0])),
         }
     }
 }
 
-/// `is_last` says that the broker would give the message up if it came back once more.
-fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Error> {
+impl From<Effect> for Outcome {
+    fn from(effect: Effect) -> Self {
+        match effect {
+            Effect::Taken => Self::Effect,
+            Effect::Duplicate => Self::Duplicate,
+        }
+    }
+}
+
+/// `is_last` says that a message that fails now has failed as often as it may.
+pub(crate) fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Error> {
     let error = match result {
-        Ok(Effect::Taken) => return Ok(Verdict::Settled(Outcome::Effect)),
-        Ok(Effect::Duplicate) => return Ok(Verdict::Settled(Outcome::Duplicate)),
+        Ok(effect) => return Ok(Verdict::Settled(effect.into())),
         Err(Setback::DeadConnection(error) | Setback::Unsettled(error)) => return Err(error),
         Err(Setback::Refused(error)) => return Ok(Verdict::Keep(error)),
         Err(Setback::Twin(error)) if is_last => return Ok(Verdict::Keep(error)),
@@ -190,29 +257,12 @@ fn verdict(result: Result<Effect, Setback>, is_last: bool) -> Result<Verdict, Er
     }
 }
 
-/// Doubles with each earlier delivery, from `shortest` to `longest`; between half of that and the whole.
-fn retry_wait(earlier_deliveries: i64, (shortest, longest): (Duration, Duration)) -> Duration {
-    let doublings = u32::try_from(earlier_deliveries.clamp(0, 20)).unwrap_or(0);
-    let step = shortest.saturating_mul(1 << doublings).min(longest);
-    Backoff::new(step, step).next_wait()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_and_are_bounded() {
-        let bounds = (Duration::from_millis(200), Duration::from_secs(5));
-        for (deliveries, step) in [(0, 200), (1, 400), (4, 3200), (5, 5000), (1_000_000, 5000), (-1, 200)] {
-            let wait = retry_wait(deliveries, bounds);
-            let step = Duration::from_millis(step);
-            assert!(wait >= step / 2 && wait <= step, "{deliveries}: {wait:?}");
-        }
-    }
-
-    #[test]
-    fn a_passing_failure_is_retried_until_the_last_delivery() {
+    fn a_passing_failure_is_retried_until_the_last_attempt() {
         let failed = || Err(Setback::Handler(HandlerError::transient("bank is closed")));
         assert!(
             matches!(verdict(failed(), false), Ok(Verdict::Retry { error }) if error.contains("bank is closed"))

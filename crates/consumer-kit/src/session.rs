@@ -9,8 +9,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use semel_broker::{Connection, Delivery, Subscription, topology};
 use semel_core::lifecycle::Lifecycle;
 use semel_core::schema::{self, INBOX};
@@ -104,7 +104,7 @@ impl<H: Handler> Session<H> {
         let mut place: Option<OwnedSemaphorePermit> = None;
         loop {
             self.shared.beat();
-            let mut taken: Option<Delivery> = None;
+            let mut taken = Vec::new();
             tokio::select! {
                 // In this order, so that nothing is taken after a stop.
                 biased;
@@ -115,17 +115,38 @@ impl<H: Handler> Session<H> {
                     self.ahead = Ahead::Full;
                 }
                 free = Arc::clone(&self.places).acquire_owned(), if place.is_none() => place = free.ok(),
-                delivery = self.subscription.next(), if place.is_some() => taken = Some(delivery?),
+                delivery = self.subscription.next(), if place.is_some() => {
+                    taken.push(delivery?);
+                    self.take_what_is_there(&mut taken)?;
+                }
                 () = tokio::time::sleep(TURN) => {}
             }
-            if let Some(delivery) = taken
+            if !taken.is_empty()
                 && let Some(place) = place.take()
             {
-                let shared = Arc::clone(&self.shared);
-                let signals = Arc::clone(&self.signals);
-                self.running.push(life.spawn(message::settle(shared, delivery, place, signals)));
+                self.begin(life, taken, place);
             }
         }
+    }
+
+    /// Fills a batch with deliveries that have arrived; it waits for none.
+    fn take_what_is_there(&mut self, taken: &mut Vec<Delivery>) -> Result<(), Error> {
+        while taken.len() < usize::from(self.shared.settings.batch) {
+            let Some(delivery) = self.subscription.next().now_or_never() else { break };
+            taken.push(delivery?);
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, life: &Lifecycle, mut taken: Vec<Delivery>, place: OwnedSemaphorePermit) {
+        let (shared, signals) = (Arc::clone(&self.shared), Arc::clone(&self.signals));
+        self.running.push(match taken.pop() {
+            Some(only) if taken.is_empty() => life.spawn(message::settle(shared, only, place, signals)),
+            last => {
+                taken.extend(last);
+                life.spawn(message::settle_together(shared, taken, place, signals))
+            }
+        });
     }
 }
 

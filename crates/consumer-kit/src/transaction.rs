@@ -1,15 +1,17 @@
-//! The transaction of one event: its row in `processed_events` first, then the handler, then COMMIT.
+//! The transaction of one event or of several: their rows in `processed_events` first, then the handler for each, then
+//! COMMIT.
 //!
 //! It is ended explicitly on every path, and every call has a limit. A connection on which a handler was dropped or
 //! panicked, or a call got no answer, is closed, because nobody knows what state it is in.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use semel_core::database::{self, Failure, Loan, failure, sqlstate, within};
-use semel_core::inbox::{self, Recorded};
+use semel_core::inbox;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
@@ -29,7 +31,7 @@ pub(crate) enum Effect {
     Duplicate,
 }
 
-/// Why an event has not taken effect. In all but the last case it certainly has not.
+/// Why events have not taken effect. In all but the last case they certainly have not.
 #[derive(Debug)]
 pub(crate) enum Setback {
     /// The handler failed.
@@ -50,18 +52,18 @@ pub(crate) enum Setback {
     Unsettled(Error),
 }
 
-/// Takes effect of an event, once.
+/// Takes effect of events, once of each and of all or none; tells of each what it has done, in their order.
 ///
 /// # Cancel safety
 ///
 /// Not cancel safe: runs in a task that nobody cuts off.
 pub(crate) async fn take_effect<H: Handler>(
     shared: &Shared<H>,
-    event: Event<H::Payload>,
-) -> Result<Effect, Setback> {
+    events: Vec<Event<H::Payload>>,
+) -> Result<Vec<Effect>, Setback> {
     let mut loan = Loan::take(&shared.pool).await.map_err(unsettled("get a database connection"))?;
     let attempt = shared.attempts.begin();
-    let result = transact(shared, &mut loan, event).await;
+    let result = transact(shared, &mut loan, events).await;
     drop(attempt);
     if ended_by_an_answer(&result) {
         loan.give_back();
@@ -71,50 +73,65 @@ pub(crate) async fn take_effect<H: Handler>(
 
 /// A connection whose transaction ended like this is as good as before. One on which the database refused to work is not:
 /// it may lead to a server that was demoted, or be set read-only for as long as it lives.
-fn ended_by_an_answer(result: &Result<Effect, Setback>) -> bool {
+fn ended_by_an_answer(result: &Result<Vec<Effect>, Setback>) -> bool {
     matches!(result, Ok(_) | Err(Setback::Handler(_) | Setback::Conflict(_) | Setback::Twin(_)))
 }
 
 async fn transact<H: Handler>(
     shared: &Shared<H>,
     connection: &mut PgConnection,
-    event: Event<H::Payload>,
-) -> Result<Effect, Setback> {
+    events: Vec<Event<H::Payload>>,
+) -> Result<Vec<Effect>, Setback> {
     let (budget, limit) = (shared.settings.budget, shared.settings.call_limit());
     let begin = connection.begin_with(AssertSqlSafe(begin_statement(budget)));
     let mut tx = within(limit, begin).await.map_err(lost("begin a transaction"))?;
 
-    match within(limit, inbox::record_once(&mut tx, &shared.settings.name, event.id)).await {
-        Ok(Recorded::First) => {}
-        Ok(Recorded::Duplicate) => {
-            // Another connection will say the same.
-            within(limit, tx.rollback()).await.map_err(lost("roll back a transaction"))?;
-            return Ok(Effect::Duplicate);
-        }
-        Err(error) => {
-            let setback = not_recorded(error);
-            if matches!(setback, Setback::Conflict(_) | Setback::Twin(_)) {
-                roll_back(tx, limit).await?;
+    // Twins may be among them.
+    let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect::<BTreeSet<_>>().into_iter().collect();
+    let mut without_effect =
+        match within(limit, inbox::record_all(&mut tx, &shared.settings.name, &ids)).await {
+            Ok(recorded) => recorded.into_iter().collect::<BTreeSet<_>>(),
+            Err(error) => {
+                let setback = not_recorded(error);
+                if matches!(setback, Setback::Conflict(_) | Setback::Twin(_)) {
+                    roll_back(tx, limit).await?;
+                }
+                return Err(setback);
             }
-            return Err(setback);
-        }
+        };
+    if without_effect.is_empty() {
+        // Another connection will say the same.
+        within(limit, tx.rollback()).await.map_err(lost("roll back a transaction"))?;
+        return Ok(vec![Effect::Duplicate; events.len()]);
     }
 
-    let handling = tokio::time::timeout(budget, shared.handler.handle(&mut tx, event));
-    let setback = match AssertUnwindSafe(handling).catch_unwind().await {
-        Ok(Ok(Ok(()))) => return commit(tx, limit).await,
-        Ok(Ok(Err(error))) => {
-            roll_back(tx, limit).await?;
-            return Err(failed(error));
+    let mut effects = Vec::with_capacity(events.len());
+    for event in events {
+        if !without_effect.remove(&event.id) {
+            effects.push(Effect::Duplicate);
+            continue;
         }
-        Ok(Err(_)) => Setback::OverBudget,
-        Err(_) => Setback::Panicked,
-    };
-    abandon(&mut tx, limit).await.map_err(unsettled("roll back a transaction"))?;
-    Err(setback)
+        let handling = tokio::time::timeout(budget, shared.handler.handle(&mut tx, event));
+        let setback = match AssertUnwindSafe(handling).catch_unwind().await {
+            Ok(Ok(Ok(()))) => {
+                effects.push(Effect::Taken);
+                continue;
+            }
+            Ok(Ok(Err(error))) => {
+                roll_back(tx, limit).await?;
+                return Err(failed(error));
+            }
+            Ok(Err(_)) => Setback::OverBudget,
+            Err(_) => Setback::Panicked,
+        };
+        abandon(&mut tx, limit).await.map_err(unsettled("roll back a transaction"))?;
+        return Err(setback);
+    }
+    commit(tx, limit).await?;
+    Ok(effects)
 }
 
-async fn commit(mut tx: Transaction<'_, Postgres>, limit: Duration) -> Result<Effect, Setback> {
+async fn commit(mut tx: Transaction<'_, Postgres>, limit: Duration) -> Result<(), Setback> {
     if let Err(error) = within(limit, check(&mut tx)).await {
         if is_silent(&error) {
             return Err(unsettled("check a transaction")(error));
@@ -128,7 +145,7 @@ async fn commit(mut tx: Transaction<'_, Postgres>, limit: Duration) -> Result<Ef
         Failure::Conflict | Failure::LockTimeout | Failure::Refused => failed(error.into()),
     })?;
     semel_core::failpoint!(crate::failpoints::AFTER_COMMIT);
-    Ok(Effect::Taken)
+    Ok(())
 }
 
 /// Fails where COMMIT would, but for a lost connection. Deferred constraints are checked while it is still known that

@@ -41,6 +41,32 @@ pub async fn record_once(
     Ok(if done.rows_affected() == 1 { Recorded::First } else { Recorded::Duplicate })
 }
 
+/// As [`record_once`], for several events at once, whose ids differ; returns those that had no effect yet.
+///
+/// The rows are inserted in the order of the ids, so that of two such calls that share events one waits for the other, and
+/// neither for ever.
+///
+/// # Errors
+///
+/// As [`record_once`].
+pub async fn record_all(
+    connection: &mut PgConnection,
+    consumer: &str,
+    event_ids: &[Uuid],
+) -> Result<Vec<Uuid>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "-- inbox_record_all
+        INSERT INTO processed_events (consumer, event_id)
+        SELECT $1, event_id FROM unnest($2::UUID[]) AS given (event_id) ORDER BY event_id
+        ON CONFLICT DO NOTHING
+        RETURNING event_id",
+        consumer,
+        event_ids
+    )
+    .fetch_all(connection)
+    .await
+}
+
 /// Forgets events of these blocks that took effect longer than `age` ago, at most `limit`. Returns how many went.
 ///
 /// An event that is delivered once more after that takes effect once more: `age` must exceed the longest redelivery.

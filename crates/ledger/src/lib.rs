@@ -20,7 +20,7 @@ use sqlx::PgPool;
 
 pub use booking::{
     AGGREGATE_TYPE, Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, OrderPlaced, PAYMENT_CREATED,
-    PaymentCreated, ROUTING_KEYS,
+    PAYMENT_REFUNDED, PaymentCreated, PaymentRefunded, ROUTING_KEYS,
 };
 pub use options::{Config, Options, TopologyMode};
 pub use schema::{LEDGER, SETS};
@@ -68,6 +68,7 @@ fn consumer(config: &Config, pool: &PgPool) -> ConsumerBuilder {
         .topology(config.topology.into())
         .prefetch(config.prefetch)
         .concurrency(config.concurrency)
+        .batch(config.batch)
 }
 
 /// Consumes until the stop; what is in work then is waited for by `Daemon::finish`, within the grace.

@@ -40,9 +40,12 @@ pub struct Options {
     /// Messages that the broker sends ahead.
     #[arg(long, env = "SEMEL_LEDGER_PREFETCH", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "COUNT")]
     prefetch: u16,
-    /// Messages booked at once, each with a database connection.
+    /// Transactions at once, each with a database connection.
     #[arg(long, env = "SEMEL_LEDGER_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=200), value_name = "COUNT")]
     concurrency: u16,
+    /// Messages booked in one transaction at most, of those that have arrived; 1 commits each by itself.
+    #[arg(long, env = "SEMEL_LEDGER_BATCH", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100), value_name = "COUNT")]
+    batch: u16,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
@@ -91,8 +94,10 @@ pub struct Config {
     pub topology: TopologyMode,
     /// Messages that the broker sends ahead.
     pub prefetch: u16,
-    /// Messages booked at once.
+    /// Transactions at once.
     pub concurrency: u16,
+    /// Messages booked in one transaction at most.
+    pub batch: u16,
 }
 
 impl Options {
@@ -116,6 +121,9 @@ impl Options {
         if self.concurrency > self.prefetch {
             return Err(unusable("--concurrency is more than --prefetch sends ahead"));
         }
+        if self.batch > self.prefetch {
+            return Err(unusable("--batch is more than --prefetch sends ahead"));
+        }
         Ok(Config {
             database: self.database.url()?,
             broker,
@@ -125,6 +133,7 @@ impl Options {
             topology: self.topology,
             prefetch: self.prefetch,
             concurrency: self.concurrency,
+            batch: self.batch,
         })
     }
 }
@@ -165,6 +174,8 @@ mod tests {
     fn refuses_values_that_do_not_go_together() {
         let error = parsed(&["--prefetch", "4"]).unwrap().config().unwrap_err();
         assert!(error.to_string().contains("--prefetch"), "{error}");
+        let error = parsed(&["--batch", "33"]).unwrap().config().unwrap_err();
+        assert!(error.to_string().contains("--batch"), "{error}");
         assert!(parsed(&["--prefetch", "0"]).is_err());
     }
 }

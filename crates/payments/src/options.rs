@@ -10,8 +10,7 @@ use semel_core::options::OptionError;
 use tonic::transport::Uri;
 
 use crate::payments::create::SEND_WINDOW;
-use crate::payments::recovery::{MARGIN, is_clear_of_horizon};
-use crate::provider::{DEADLINE, Dedup};
+use crate::provider::{DEADLINE, Dedup, MARGIN};
 
 /// Where the provider is, and how it is used.
 #[derive(Args, Clone, Debug)]
@@ -52,7 +51,7 @@ impl ProviderOptions {
             hours => Dedup::For(Duration::from_hours(hours)),
         };
         let send_window = Duration::from_secs(self.send_window_seconds);
-        if !is_clear_of_horizon(send_window, dedup) {
+        if !dedup.is_clear_of_horizon(send_window) {
             return Err(OptionError::Combination(format!(
                 "--send-window-seconds: {} s, the provider's deadline of {} s and a margin of {} s do not end before \
                  --provider-horizon-hours: a charge could be sent again to a provider that has forgotten its key",

@@ -21,7 +21,7 @@ pub mod settle;
 use semel_core::database;
 use semel_core::idempotency::{ClientId, Command, InvalidCommand};
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
 use crate::orders::MAX_AMOUNT;
@@ -157,6 +157,34 @@ pub async fn find(
         .fetch_optional(connection)
         .await
     })
+    .await
+}
+
+/// What there is of a payment to be refunded.
+pub(crate) struct Refundable {
+    pub(crate) status: String,
+    /// In minor units; what refunds have not taken yet.
+    pub(crate) left: i64,
+    pub(crate) currency: String,
+    /// The key that its charge was made under.
+    pub(crate) provider_key: String,
+}
+
+/// Returns what there is of one of the client's payments to be refunded.
+pub(crate) async fn refundable(
+    connection: &mut PgConnection,
+    client: &ClientId,
+    payment_id: Uuid,
+) -> Result<Option<Refundable>, sqlx::Error> {
+    sqlx::query_as!(
+        Refundable,
+        r#"-- payments_to_refund
+        SELECT status, amount - refund_reserved AS "left!", currency, provider_key
+        FROM payments WHERE client_id = $1 AND payment_id = $2"#,
+        client.as_str(),
+        payment_id
+    )
+    .fetch_optional(connection)
     .await
 }
 

@@ -130,6 +130,6 @@ async fn of_64_requests_with_one_key_at_two_apis_one_takes_effect_and_all_are_an
     }
     println!("{rounds} rounds of an order and of a payment, {REQUESTS} clients, {requests} requests");
     ensure!(control.calls().await?.charge == u64::try_from(rounds)?, "somebody sent twice");
-    all_agree_on(&system, acknowledged, told).await?;
+    all_agree_on(&system, acknowledged, told, Vec::new()).await?;
     system.stop().await
 }

@@ -27,7 +27,7 @@ async fn start_on_one_connection(world: &World, line: &Line) -> Running {
 #[tokio::test]
 async fn a_database_that_becomes_read_only_costs_no_message() {
     let world = World::new().await;
-    let consumer = world.start_with(world.builder().delivery_limit(1));
+    let consumer = world.start_with(world.builder().delivery_limit(1).attempts(1));
     consumer.ready().await;
     world.set_read_only(true).await;
     let events = world.publish_all(&[Act::Succeed; 40]).await;
@@ -65,11 +65,11 @@ async fn nothing_is_fetched_before_the_database_takes_writes() {
 #[tokio::test]
 async fn a_table_that_a_handler_misses_is_no_fault_of_the_event() {
     let world = World::new().await;
-    let consumer = world.start_with(world.builder().delivery_limit(1));
+    let consumer = world.start_with(world.builder().delivery_limit(1).attempts(1));
     consumer.ready().await;
     let events = world.publish_all(&[Act::NeedTable, Act::Succeed]).await;
     world.counted([1, 0, 0, 0, 0]).await;
-    eventually("more calls than the limit allows deliveries", || async {
+    eventually("more calls than the limits allow", || async {
         let calls = world.script.calls(events[0]);
         if calls > 3 { Ok(()) } else { Err(calls) }
     })

@@ -6,12 +6,12 @@ use std::time::Duration;
 use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, ConnectionProperties};
-use semel_broker::{Delivery, HeaderValue, Settled, Subscription, Topology, inspect, topology};
-use semel_consumer_kit::dead_letter_headers as headers;
+use semel_broker::{Delivery, HeaderValue, Subscription, inspect};
+use semel_consumer_kit::headers;
 use uuid::Uuid;
 
-use crate::script::Act;
-use crate::support::{World, within};
+use crate::script::{Act, Order};
+use crate::support::{HOUR, World, eventually, within};
 
 fn text(letter: &Delivery, name: &str) -> String {
     match letter.header(name) {
@@ -45,6 +45,7 @@ async fn a_refused_event_becomes_a_dead_letter_and_its_neighbours_take_effect() 
     assert_eq!(text(letter, headers::EXCHANGE), world.name);
     assert_eq!(text(letter, headers::ROUTING_KEY), "order.OrderPlaced");
     assert!(text(letter, headers::FAILED_AT).ends_with('Z'));
+    assert_eq!(text(letter, headers::FIRST_FAILED_AT), text(letter, headers::FAILED_AT));
     assert_eq!(letter.body, br#"{"act":"Refuse"}"#);
     assert!(letter.envelope.as_ref().unwrap().headers.contains_key("traceparent"));
     assert_eq!((id(&letters[1]), reason(&letters[1]).as_str()), (events[2], "permanent"));
@@ -104,44 +105,63 @@ async fn a_passing_failure_is_retried_until_it_passes() {
 }
 
 #[tokio::test]
-async fn a_failure_that_does_not_pass_is_dead_at_the_delivery_limit() {
+async fn each_failure_waits_in_the_next_queue() {
     let world = World::new().await;
-    let consumer = world.start_with(world.builder().delivery_limit(2));
+    let delays = [Duration::from_millis(10), HOUR];
+    let consumer = world.start_with(world.builder().retry_delays(delays));
     consumer.ready().await;
     let event = world.publish(Act::Fail(u32::MAX)).await;
-    world.counted([0, 0, 2, 1, 0]).await;
+    world.counted([0, 0, 2, 0, 0]).await;
+    eventually("the message in the second queue", || async {
+        let waiting = world.waiting(HOUR).await;
+        if waiting == 1 { Ok(()) } else { Err(waiting) }
+    })
+    .await;
+    assert_eq!(world.script.calls(event), 2);
+    consumer.stop().await;
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_failure_that_does_not_pass_is_dead_after_its_attempts() {
+    let world = World::new().await;
+    let consumer = world.start_with(world.builder().attempts(4));
+    consumer.ready().await;
+    let event = world.publish(Act::Fail(u32::MAX)).await;
+    world.counted([0, 0, 3, 1, 0]).await;
     let letters = world.dead_letters(1).await;
-    assert_eq!(reason(&letters[0]), "exhausted");
-    assert!(text(&letters[0], headers::ERROR).contains("the bank is closed"));
-    assert_eq!(letters[0].header(headers::ATTEMPTS), Some(HeaderValue::Integer(3)));
-    assert_eq!((world.effects(event).await, world.script.calls(event)), (0, 3));
+    let letter = &letters[0];
+    assert_eq!((id(letter), reason(letter).as_str()), (event, "exhausted"));
+    assert!(text(letter, headers::ERROR).contains("the bank is closed"));
+    assert_eq!(letter.header(headers::ATTEMPTS), Some(HeaderValue::Integer(4)));
+    // What it was before it went through the retry queues.
+    assert_eq!(text(letter, headers::EXCHANGE), world.name);
+    assert_eq!(text(letter, headers::ROUTING_KEY), "order.OrderPlaced");
+    assert!(text(letter, headers::FIRST_FAILED_AT) < text(letter, headers::FAILED_AT));
+    assert_eq!(letter.body, serde_json::to_vec(&Order { act: Act::Fail(u32::MAX) }).unwrap());
+    assert!(letter.envelope.as_ref().unwrap().headers.contains_key("traceparent"));
+    assert_eq!((world.effects(event).await, world.script.calls(event)), (0, 4));
     consumer.stop().await;
     assert_eq!(world.queued().await, 0);
     world.close().await;
 }
 
-/// The consumer takes the delivery after `delivery_limit` returns for the last one; so does the broker, whose dead letters
-/// are for messages that end the process.
+/// A message that ends the process comes back until the broker gives it up.
 #[tokio::test]
-async fn the_broker_gives_up_at_the_same_delivery() {
+async fn a_message_that_is_never_settled_is_dead_after_the_delivery_limit() {
     let world = World::new().await;
     let exchange = world.name.as_str();
-    let wanted = Topology {
-        delivery_limit: 2,
-        ..Topology::new(exchange, exchange, vec!["order.OrderPlaced".to_owned()])
-    };
-    topology::declare(&world.connection, &wanted).await.unwrap();
-    world.publish(Act::Succeed).await;
-    let mut counts = Vec::new();
-    let mut subscription = Subscription::open(&world.broker, "kit-test", exchange, 1).await.unwrap();
-    for _ in 0..3 {
+    let consumer = world.start_with(world.builder().delivery_limit(2));
+    consumer.ready().await;
+    consumer.stop().await;
+    let event = world.publish(Act::Succeed).await;
+    for count in 0..3 {
+        let mut subscription = Subscription::open(&world.broker, "kit-test", exchange, 1).await.unwrap();
         let delivery = within("a delivery", subscription.next()).await.unwrap();
-        counts.push(delivery.delivery_count.unwrap_or(0));
-        assert_eq!(delivery.reject(true).await, Settled::Sent);
+        assert_eq!((id(&delivery), delivery.delivery_count.unwrap_or(0)), (event, count));
+        subscription.close().await;
     }
-    assert_eq!(counts, [0, 1, 2]);
-    world.dead_letters(1).await;
-    subscription.close().await;
+    assert_eq!(id(&world.dead_letters(1).await[0]), event);
     world.close().await;
 }
 
@@ -189,7 +209,7 @@ async fn a_serialisation_failure_is_repeated_at_once_and_only_once() {
 #[tokio::test]
 async fn a_swallowed_database_error_is_not_taken_for_an_effect() {
     let world = World::new().await;
-    let consumer = world.start_with(world.builder().delivery_limit(1));
+    let consumer = world.start_with(world.builder().attempts(2));
     consumer.ready().await;
     let event = world.publish(Act::Swallow).await;
     world.counted([0, 0, 1, 1, 0]).await;
@@ -216,6 +236,27 @@ async fn a_message_without_room_for_a_reason_is_moved_to_the_dead_letters_as_it_
     assert_eq!(id(&letters[0]), event);
     assert_eq!(letters[0].header(headers::REASON), None);
     assert_eq!(consumer.losses(), 0);
+    consumer.stop().await;
+    assert_eq!(world.queued().await, 0);
+    world.close().await;
+}
+
+/// Nor has it room to say how often it failed: the broker counts.
+#[tokio::test]
+async fn a_message_without_room_for_its_history_is_retried_until_the_delivery_limit() {
+    let world = World::new().await;
+    let consumer = world.start_with(world.builder().delivery_limit(2));
+    consumer.ready().await;
+    let padding = AMQPValue::LongString("x".repeat(128 * 1024 - 1000).into());
+    let padded = FieldTable::from(BTreeMap::from([(ShortString::from("padding"), padding)]));
+    let event = Uuid::new_v4();
+    let properties =
+        BasicProperties::default().with_message_id(event.to_string().into()).with_headers(padded);
+    let body = serde_json::to_vec(&Order { act: Act::FailAtLength }).unwrap();
+    publish_as_it_is(&world.name, properties, &body).await;
+    assert_eq!(id(&world.dead_letters(1).await[0]), event);
+    world.counted([0, 0, 3, 0, 0]).await;
+    assert_eq!((world.script.calls(event), consumer.losses()), (3, 0));
     consumer.stop().await;
     assert_eq!(world.queued().await, 0);
     world.close().await;

@@ -4,7 +4,7 @@ use semel_broker::inspect;
 use semel_consumer_kit::{Consumer, TopologyMode};
 
 use crate::script::{Act, Script};
-use crate::support::{Tables, World, eventually, make_tables, within};
+use crate::support::{HOUR, Tables, World, eventually, make_tables, within};
 
 #[tokio::test]
 async fn a_deleted_queue_is_declared_and_consumed_again() {
@@ -64,16 +64,16 @@ async fn a_soft_stop_finishes_what_runs_and_leaves_the_rest_in_the_queue() {
 }
 
 #[tokio::test]
-async fn a_soft_stop_gives_back_at_once_what_waits_for_its_retry() {
+async fn what_waits_for_its_retry_holds_up_neither_its_neighbours_nor_a_stop() {
     let world = World::new().await;
-    let hour = std::time::Duration::from_hours(1);
-    let consumer = world.start_with(world.builder().retry_wait(hour, hour));
+    let builder = world.builder().retry_delays([HOUR]).prefetch(1).concurrency(1);
+    let consumer = world.start_with(builder);
     consumer.ready().await;
-    let event = world.publish(Act::Fail(u32::MAX)).await;
-    eventually("the first call", || async { (world.script.calls(event) == 1).then_some(()).ok_or(0) }).await;
+    let events = world.publish_all(&[Act::Fail(1), Act::Fail(1), Act::Succeed]).await;
+    world.counted([1, 0, 2, 0, 0]).await;
     consumer.stop().await;
-    eventually("the message in the queue", || async { (world.queued().await == 1).then_some(()).ok_or(0) })
-        .await;
+    let calls: Vec<_> = events.iter().map(|event| world.script.calls(*event)).collect();
+    assert_eq!((calls, world.waiting(HOUR).await, world.queued().await), (vec![1, 1, 1], 2, 0));
     world.close().await;
 }
 

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
 
+mod batches;
 mod counters;
 mod database;
 mod effects;
 mod failures;
 mod life;
 mod line;
+mod rehearsals;
 mod script;
 mod support;

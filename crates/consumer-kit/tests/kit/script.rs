@@ -23,6 +23,8 @@ pub(crate) enum Act {
     Refuse,
     /// Fails transiently this often, then succeeds.
     Fail(u32),
+    /// Fails transiently with a reason of 2,000 letters.
+    FailAtLength,
     /// Panics this often, then succeeds.
     Panic(u32),
     /// Never ends, this often, then succeeds; half-way into a savepoint.
@@ -51,7 +53,7 @@ pub(crate) enum Act {
     AppendAndRefuse,
 }
 
-#[derive(Deserialize, Serialize)]
+#[derive(Clone, Deserialize, Serialize)]
 pub(crate) struct Order {
     pub(crate) act: Act,
 }
@@ -122,6 +124,7 @@ impl Handler for Script {
                 return Err(HandlerError::permanent(format!("no such account {}", "ü".repeat(2000))));
             }
             Act::Fail(times) if call <= times => return Err(HandlerError::transient("the bank is closed")),
+            Act::FailAtLength => return Err(HandlerError::transient("x".repeat(2000))),
             Act::Panic(times) if call <= times => panic!("as ordered"),
             Act::Hang(times) if call <= times => {
                 let mut savepoint = tx.begin().await?;

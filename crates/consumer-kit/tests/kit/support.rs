@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use semel_broker::topology::retry_queue;
 use semel_broker::{BrokerUrl, Connection, Delivery, Envelope, Outcome, Outgoing, Publisher, inspect};
 use semel_consumer_kit::{Consumer, ConsumerBuilder, Error, Readiness};
 use semel_core::database::{self, DatabaseUrl};
@@ -20,6 +21,11 @@ use crate::script::{Act, Order, Script};
 
 /// How long a condition may take to come true; a passing test never waits for it.
 const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A wait that no test sees the end of.
+pub(crate) const HOUR: Duration = Duration::from_hours(1);
+/// Of consumers in tests.
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(20)];
 
 pub(crate) const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -79,7 +85,7 @@ impl World {
         Consumer::builder(queue, pool, self.broker.clone(), queue)
             .exchange(queue)
             .bind("order.OrderPlaced")
-            .retry_wait(Duration::from_millis(1), Duration::from_millis(20))
+            .retry_delays(RETRY_DELAYS)
     }
 
     pub(crate) async fn start(&self) -> Running {
@@ -188,6 +194,11 @@ impl World {
         inspect::message_count(&self.connection, &self.name).await.unwrap()
     }
 
+    /// How many messages wait for their retry after this delay.
+    pub(crate) async fn waiting(&self, delay: Duration) -> u32 {
+        inspect::message_count(&self.connection, &retry_queue(&self.name, delay)).await.unwrap()
+    }
+
     /// Waits for that many dead letters, and takes them out of their queue.
     pub(crate) async fn dead_letters(&self, expected: usize) -> Vec<Delivery> {
         let queue = format!("{}.dead", self.name);
@@ -204,6 +215,9 @@ impl World {
     pub(crate) async fn close(self) {
         inspect::delete_queue(&self.connection, &self.name).await.unwrap();
         inspect::delete_queue(&self.connection, &format!("{}.dead", self.name)).await.unwrap();
+        for delay in RETRY_DELAYS.into_iter().chain([HOUR]) {
+            inspect::delete_queue(&self.connection, &retry_queue(&self.name, delay)).await.unwrap();
+        }
         inspect::delete_exchange(&self.connection, &self.name).await.unwrap();
         self.connection.close().await;
         self.pool.close().await;

@@ -38,6 +38,22 @@ pub enum Begun {
     },
     /// The claim is committed, the effect is still to come.
     Claimed(Fence),
+    /// Not at all: nothing is written, and the key is as free as before.
+    Hindered(Hindrance),
+}
+
+/// Why an execution cannot begin, though the command is acceptable: it acts on something, and that is not as it has to be.
+///
+/// Never stored, since it may be otherwise for the next request. What is final is [`Begun::Completed`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Hindrance {
+    /// What it acts on is not there, or not the client's.
+    Missing,
+    /// What it acts on is in a state that passes.
+    Passing {
+        /// When to ask again.
+        retry_after: Duration,
+    },
 }
 
 /// How far a claimed execution was driven.
@@ -85,7 +101,8 @@ pub trait Operation: Send + Sync {
     /// Writes key and business row in one transaction, the key first and gating the rest; and where the effect lives
     /// wholly in our database, the event too, and the key as completed.
     ///
-    /// Returns none when the key is known already and nothing was written.
+    /// Returns none when nothing was written since the key is known already, or since what was read is not so any more:
+    /// the key is looked up, and the execution begun again if it is not known.
     fn begin(
         &self,
         connection: &mut PgConnection,
@@ -144,6 +161,8 @@ pub enum Answer {
     },
     /// The command is not acceptable; nothing was stored.
     Invalid(InvalidCommand),
+    /// What it acts on is not as it has to be; nothing was stored.
+    Hindered(Hindrance),
     /// Whether it was executed is not known yet.
     Unknown {
         /// What it makes, if it was.
@@ -243,7 +262,7 @@ fn outcome(answer: &Answer) -> Option<KeyOutcome> {
         Answer::Mismatch => Some(KeyOutcome::Mismatch),
         Answer::Expired { .. } => Some(KeyOutcome::Expired),
         Answer::Unknown { .. } | Answer::NeedsAttention { .. } => Some(KeyOutcome::Unknown),
-        Answer::Invalid(_) | Answer::Unavailable | Answer::Unreadable => None,
+        Answer::Invalid(_) | Answer::Hindered(_) | Answer::Unavailable | Answer::Unreadable => None,
     }
 }
 
@@ -315,13 +334,17 @@ impl<O: Operation> Run<'_, O> {
                     drop(connection);
                     return self.proceed(fence, resource_id, hash, encoded).await;
                 }
+                // It does not rule out that an earlier try is still to commit.
+                Ok(Some(Begun::Hindered(_))) if unsettled => {}
+                Ok(Some(Begun::Hindered(hindrance))) => return Ok(Answer::Hindered(hindrance)),
                 Ok(None) => {
                     if let Ok(Some(known)) =
                         connection.call(async |c| store::look_up(c, self.scope).await).await
                     {
                         return self.known(connection, known, hash, encoded).await;
                     }
-                    // Expired and reaped between the two statements, or the connection is lost: once more.
+                    // Expired and reaped between the two statements, overtaken by a change of what it acts on, or the
+                    // connection is lost: once more.
                 }
                 Err(error) => {
                     if database::failure(&error) == Failure::Unknown {

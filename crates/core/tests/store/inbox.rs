@@ -1,7 +1,7 @@
 //! Once-only effects of a consumer.
 
 use semel_core::database::{self, Failure};
-use semel_core::inbox::{Recorded, record_once};
+use semel_core::inbox::{Recorded, record_all, record_once};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -17,6 +17,42 @@ async fn an_event_takes_effect_once_per_consumer() {
         assert_eq!(record_once(&mut connection, "ledger", event).await.unwrap(), Recorded::Duplicate);
         assert_eq!(record_once(&mut connection, "mailer", event).await.unwrap(), Recorded::First);
         assert_eq!(record_once(&mut connection, "ledger", Uuid::new_v4()).await.unwrap(), Recorded::First);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn of_several_events_those_without_effect_are_told() {
+    with_database(async |db: Database| {
+        let mut connection = db.pool.acquire().await.unwrap();
+        let events = [3, 1, 2].map(Uuid::from_u128);
+        assert_eq!(record_once(&mut connection, "ledger", events[1]).await.unwrap(), Recorded::First);
+        let mut first = record_all(&mut connection, "ledger", &events).await.unwrap();
+        first.sort_unstable();
+        assert_eq!(first, [events[2], events[0]]);
+        assert!(record_all(&mut connection, "ledger", &events).await.unwrap().is_empty());
+        assert_eq!(record_all(&mut connection, "mailer", &events).await.unwrap().len(), 3);
+    })
+    .await;
+}
+
+/// In another order one would hold what the other waits for, and the other way round.
+#[tokio::test]
+async fn two_that_share_events_in_another_order_wait_for_each_other_in_turn() {
+    with_database(async |db: Database| {
+        let events: Vec<Uuid> = (0..200).map(Uuid::from_u128).collect();
+        let reversed: Vec<Uuid> = events.iter().rev().copied().collect();
+        for round in 0..20 {
+            let consumer = format!("ledger-{round}");
+            let record = async |ids: &[Uuid]| {
+                let mut tx = db.pool.begin().await.unwrap();
+                let first = record_all(&mut tx, &consumer, ids).await.unwrap();
+                tx.commit().await.unwrap();
+                first.len()
+            };
+            let (one, other) = tokio::join!(record(&events), record(&reversed));
+            assert_eq!((one + other, one.min(other)), (events.len(), 0));
+        }
     })
     .await;
 }

@@ -11,4 +11,5 @@ mod making;
 mod owners;
 mod provider;
 mod recovering;
+mod refunds;
 mod settling;

@@ -1,0 +1,175 @@
+//! Copies of messages that leave their queue, for a while or for good, and that they arrive before the original is
+//! acknowledged.
+//!
+//! A copy says what its original went through, so that it survives the way through a retry queue: RabbitMQ counts the
+//! deliveries of a copy anew, and ignores an `x-death` that it has not written itself.
+
+use std::time::Duration;
+
+use semel_broker::{BrokerUrl, Delivery, HeaderValue, MessageCopy, Outcome, Outgoing, Publisher, Topology};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use tokio::sync::Mutex;
+
+use crate::builder::Settings;
+use crate::error::Error;
+
+/// The headers that a retried message and a dead letter carry beside the original's own.
+pub mod headers {
+    /// How often its handling was attempted.
+    pub const ATTEMPTS: &str = "x-semel-attempts";
+    /// When it failed first, in RFC 3339, by the consumer's clock.
+    pub const FIRST_FAILED_AT: &str = "x-semel-first-failed-at";
+    /// When it failed last, in RFC 3339, by the consumer's clock.
+    pub const FAILED_AT: &str = "x-semel-failed-at";
+    /// The exchange that the original was published to.
+    pub const EXCHANGE: &str = "x-semel-exchange";
+    /// The routing key that the original was published with.
+    pub const ROUTING_KEY: &str = "x-semel-routing-key";
+    /// What the decoder or the handler said last, at most 1 KiB.
+    pub const ERROR: &str = "x-semel-error";
+    /// Of a dead letter: why, `invalid`, `permanent` or `exhausted`.
+    pub const REASON: &str = "x-semel-dead-reason";
+    /// Of a dead letter: the consumer that gave up.
+    pub const CONSUMER: &str = "x-semel-dead-consumer";
+}
+
+/// Longest error text that a copy carries, in bytes: all headers of a message share one frame.
+const MAX_ERROR: usize = 1024;
+
+/// Why a message is given up on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Reason {
+    /// It is no event, or not of the expected shape.
+    Invalid,
+    /// The handler refuses it.
+    Permanent,
+    /// It failed as often as it may.
+    Exhausted,
+}
+
+impl Reason {
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::Permanent => "permanent",
+            Self::Exhausted => "exhausted",
+        }
+    }
+}
+
+/// What became of the copy of a message.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) enum Copied {
+    /// The broker has it.
+    Safe,
+    /// With these headers the message does not fit into the protocol.
+    TooLarge {
+        /// What does not fit.
+        reason: String,
+    },
+}
+
+/// How often handling this message has failed before.
+pub(crate) fn failures(delivery: &Delivery) -> u32 {
+    match delivery.header(headers::ATTEMPTS) {
+        Some(HeaderValue::Integer(count)) => u32::try_from(count.max(0)).unwrap_or(u32::MAX),
+        Some(HeaderValue::Text(_)) | None => 0,
+    }
+}
+
+/// The way to the retry queues and to `<queue>.dead`, on a connection of its own that is opened when it is first needed.
+pub(crate) struct Copies {
+    broker: BrokerUrl,
+    consumer: String,
+    topology: Topology,
+    publisher: Mutex<Option<Publisher>>,
+}
+
+impl Copies {
+    pub(crate) fn new(broker: &BrokerUrl, settings: &Settings) -> Self {
+        Self {
+            broker: broker.clone(),
+            consumer: settings.name.clone(),
+            topology: settings.topology.clone(),
+            publisher: Mutex::default(),
+        }
+    }
+
+    /// How long a message waits that has failed this often before.
+    pub(crate) fn delay(&self, failures: u32) -> Duration {
+        let delays = &self.topology.retry_delays;
+        let tier = usize::try_from(failures).unwrap_or(usize::MAX).min(delays.len().saturating_sub(1));
+        delays.get(tier).copied().unwrap_or_default()
+    }
+
+    /// Publishes a copy to the queue that holds it back for `delay`. As [`dead`](Self::dead) otherwise.
+    pub(crate) async fn retry(
+        &self,
+        delivery: &Delivery,
+        delay: Duration,
+        error: &str,
+    ) -> Result<Copied, Error> {
+        self.publish(self.topology.retry_queue(delay), told(delivery, error)).await
+    }
+
+    /// Publishes a copy to the dead letters, and returns when the broker has it safe, or when there can be no such copy.
+    ///
+    /// Its caller must not be dropped meanwhile: that would break the publisher.
+    pub(crate) async fn dead(
+        &self,
+        delivery: &Delivery,
+        reason: Reason,
+        error: &str,
+    ) -> Result<Copied, Error> {
+        let letter = told(delivery, error)
+            .with_header(headers::REASON, reason.label())
+            .with_header(headers::CONSUMER, self.consumer.as_str());
+        self.publish(self.topology.dead_queue(), letter).await
+    }
+
+    async fn publish(&self, queue: String, copy: MessageCopy) -> Result<Copied, Error> {
+        let mut slot = self.publisher.lock().await;
+        let mut publisher = match slot.take().filter(Publisher::is_usable) {
+            Some(publisher) => publisher,
+            None => Publisher::open(&self.broker, &format!("{} copies", self.consumer)).await?,
+        };
+        let wave = publisher.publish_wave(vec![Outgoing::copy_to_queue(queue.as_str(), copy)]).await;
+        if publisher.is_usable() {
+            *slot = Some(publisher);
+        }
+        let outcome = match wave.outcomes.into_iter().next() {
+            Some(Outcome::Confirmed) => return Ok(Copied::Safe),
+            Some(Outcome::Refused { reason }) => return Ok(Copied::TooLarge { reason }),
+            Some(Outcome::Returned { reason }) => format!("returned, {reason}"),
+            Some(Outcome::Unknown { reason }) => format!("unknown, {reason}"),
+            Some(Outcome::Nacked) => "not taken".to_owned(),
+            None => "not sent".to_owned(),
+        };
+        Err(Error::Copy { queue, outcome })
+    }
+
+    pub(crate) async fn close(&self) {
+        if let Some(publisher) = self.publisher.lock().await.take() {
+            publisher.close().await;
+        }
+    }
+}
+
+/// A copy that tells what the message went through, this failure included.
+fn told(delivery: &Delivery, error: &str) -> MessageCopy {
+    let now = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
+    // A copy that comes back from a retry queue was published by the broker, to the queue.
+    let original = |name, published: &str| match delivery.header(name) {
+        Some(HeaderValue::Text(original)) if failures(delivery) > 0 => original,
+        _ => published.to_owned(),
+    };
+    delivery
+        .copy()
+        .with_header(headers::ATTEMPTS, i64::from(failures(delivery)) + 1)
+        .with_header(headers::FIRST_FAILED_AT, original(headers::FIRST_FAILED_AT, &now))
+        .with_header(headers::EXCHANGE, original(headers::EXCHANGE, &delivery.exchange))
+        .with_header(headers::ROUTING_KEY, original(headers::ROUTING_KEY, &delivery.routing_key))
+        .with_header(headers::FAILED_AT, now)
+        .with_header(headers::ERROR, &error[..error.floor_char_boundary(MAX_ERROR)])
+}
