@@ -45,6 +45,19 @@ impl ProcessId {
         Stat::read(self.pid).is_some_and(|stat| stat.started == self.started && stat.state == 'T')
     }
 
+    /// How much memory it has resident.
+    ///
+    /// # Errors
+    ///
+    /// It is gone.
+    pub fn resident_bytes(self) -> Result<u64> {
+        let status =
+            fs::read_to_string(format!("/proc/{}/status", self.pid)).context("reading its memory")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kibibytes: u64 = line.trim().trim_end_matches("kB").trim().parse().context("reading VmRSS")?;
+        Ok(kibibytes * 1024)
+    }
+
     /// Sends a signal; says whether the process was still there.
     ///
     /// # Errors

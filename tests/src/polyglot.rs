@@ -49,8 +49,14 @@ impl Language {
     ///
     /// Something is missing and cannot be had; the message says what to type.
     pub async fn install(self) -> Result<Installed> {
+        let installed = self.install_for("polyglot").await?;
+        installed.copy_scripts(&root()?.join("tests/polyglot"))?;
+        Ok(installed)
+    }
+
+    async fn install_for(self, scripts: &str) -> Result<Installed> {
         let root = root()?;
-        let scripts = root.join("tests/polyglot");
+        let scripts = root.join("tests").join(scripts);
         let interpreter = self.package().find_or_install(Progress::Stderr).await?;
         let lock_file = scripts.join(self.lock_file());
         let locked = fs::read(&lock_file).with_context(|| format!("reading {}", lock_file.display()))?;
@@ -63,7 +69,6 @@ impl Language {
             let what = format!("installing the packages of {lock_file}", lock_file = self.lock_file());
             Progress::Stderr.step(&what, installed.make(&scripts)).await?;
         }
-        installed.copy_scripts(&scripts)?;
         Ok(installed)
     }
 
@@ -101,6 +106,15 @@ impl Language {
             Self::Node => Package::Node,
         }
     }
+}
+
+/// Finds or installs Python, and the packages of `tests/<scripts>/requirements.txt`; returns the folder that holds both.
+///
+/// # Errors
+///
+/// As [`Language::install`].
+pub async fn python_packages(scripts: &str) -> Result<PathBuf> {
+    Ok(Language::Python.install_for(scripts).await?.folder)
 }
 
 impl Installed {

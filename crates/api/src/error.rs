@@ -56,6 +56,8 @@ pub(crate) enum ApiError {
     InProgress { retry_after: Duration },
     #[error("the payment has no outcome yet")]
     Unsettled { retry_after: Duration },
+    #[error("the client begins too much")]
+    Limited { retry_after: Duration },
     #[error("the key has expired")]
     KeyExpired { resource_id: Uuid, location: HeaderValue },
     #[error("whether it was executed is not known")]
@@ -156,6 +158,11 @@ impl ApiError {
                 Kind::PaymentInProgress,
                 "The payment has no outcome yet, so it cannot be said whether it can be refunded. Ask again with the same key \
                  and body.",
+            )
+            .retry_after(*retry_after),
+            Self::Limited { retry_after } => Problem::new(
+                Kind::RateLimited,
+                "You begin more new requests than are taken from one client. Ask again with the same key and body.",
             )
             .retry_after(*retry_after),
             Self::KeyExpired { resource_id, location } => Problem::new(

@@ -17,6 +17,7 @@ use tracing::Instrument as _;
 
 use crate::arrival::{self, Arrival, REQUEST_ID};
 use crate::error::ApiError;
+use crate::openapi::OPENAPI;
 use crate::state::Api;
 use crate::{grpc, metrics};
 
@@ -40,7 +41,7 @@ pub(crate) async fn pass(State(api): State<Api>, request: Request, next: Next) -
     // Of the highest level, so that no filter takes the id from the lines that remain.
     let span = tracing::error_span!("request", %id, route);
 
-    let admitted = AssertUnwindSafe(admit(&api, identity, request, next)).catch_unwind();
+    let admitted = AssertUnwindSafe(admit(&api, route, identity, request, next)).catch_unwind();
     let response = match admitted.instrument(span.clone()).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => error.into_response(),
@@ -60,6 +61,7 @@ pub(crate) async fn pass(State(api): State<Api>, request: Request, next: Next) -
 
 async fn admit(
     api: &Api,
+    route: &'static str,
     identity: idempotency::Request,
     mut request: Request,
     next: Next,
@@ -69,12 +71,16 @@ async fn admit(
         return Ok(next.run(request).await);
     }
     let place = Arc::clone(&api.places).try_acquire_owned().map_err(|_| ApiError::Full)?;
-    if !api.is_open() {
-        return Err(ApiError::NotOpen);
-    }
     // RFC 9112, section 3.2. A proxy in front may have gone by another of several.
     if request.version() == Version::HTTP_11 && request.headers().get_all(header::HOST).iter().count() != 1 {
         return Err(ApiError::Host);
+    }
+    // What the API takes is no secret, and needs no database.
+    if route == OPENAPI {
+        return Ok(next.run(request).await);
+    }
+    if !api.is_open() {
+        return Err(ApiError::NotOpen);
     }
     let token = bearer(request.headers())?;
     let client = in_time(api.authenticator.authenticate(token)).await?.ok_or(ApiError::CredentialRefused)?;
@@ -111,10 +117,18 @@ fn tell(api: &Api, id: uuid::Uuid, is_call: bool, mut response: Response) -> Res
     let Some(error) = response.extensions_mut().remove::<Arc<ApiError>>() else { return response };
     let problem = error.problem();
     let (status, kind) = (problem.kind.status(), problem.kind.suffix());
-    if !status.is_server_error() {
-        tracing::info!(status = status.as_u16(), problem = kind, "refused: {}", chain(&*error));
-    } else if !matches!(*error, ApiError::Panicked) {
-        tracing::warn!(status = status.as_u16(), problem = kind, "failed: {}", chain(&*error));
+    metrics::record_problem(problem.kind);
+    let code = status.as_u16();
+    match api.lines.take(problem.kind) {
+        // Told where it happened.
+        _ if matches!(*error, ApiError::Panicked) => {}
+        Some(left_out) if status.is_server_error() => {
+            tracing::warn!(status = code, problem = kind, left_out, "failed: {}", chain(&*error));
+        }
+        Some(left_out) => {
+            tracing::info!(status = code, problem = kind, left_out, "refused: {}", chain(&*error));
+        }
+        None => tracing::debug!(status = code, problem = kind, "refused or failed: {}", chain(&*error)),
     }
     if is_call {
         return grpc::status::of(&problem, &api.settings.problem_base).into_http();

@@ -1,5 +1,6 @@
 //! Keyed requests: read, executed by the engine in a task of its own, and answered.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -7,7 +8,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 use semel_core::failpoint;
-use semel_core::idempotency::engine::{self, Answer, Hindrance, Operation};
+use semel_core::idempotency::engine::{self, Answer, Hindrance, Operation, Terms};
 use semel_core::idempotency::{ClientId, Command, Scope, StoredResponse};
 use serde::de::DeserializeOwned;
 use time::{OffsetDateTime, UtcOffset};
@@ -88,10 +89,12 @@ where
 {
     let resource_id = operation.resource_id(&scope);
     let (pool, retention, hints) = (api.pool.clone(), api.settings.key_retention, api.hints.clone());
+    let admission = Arc::clone(&api.admission);
     let work = async move {
         failpoint!(crate::failpoints::BEFORE_EXECUTE);
         let Arrival { request, place } = arrival;
-        let answer = engine::run(&pool, &operation, &scope, &command, &request, retention).await;
+        let terms = Terms { retention, admission: Some(&admission) };
+        let answer = engine::run(&pool, &operation, &scope, &command, &request, terms).await;
         failpoint!(crate::failpoints::AFTER_COMMIT);
         // Here and not where the answer is sent: this task ends whether or not the client is still there.
         if matches!(answer, Ok(Answer::Fresh { .. })) {
@@ -122,6 +125,7 @@ fn kept(answer: Answer, location: fn(Uuid) -> String) -> Result<Kept, ApiError> 
             let location = HeaderValue::try_from(location(resource_id)).map_err(http::Error::from)?;
             Err(ApiError::KeyExpired { resource_id, location })
         }
+        Answer::Limited { retry_after } => Err(ApiError::Limited { retry_after }),
         Answer::Invalid(invalid) => Err(ApiError::Command(invalid)),
         Answer::Hindered(Hindrance::Missing) => Err(ApiError::NotFound),
         Answer::Hindered(Hindrance::Passing { retry_after }) => Err(ApiError::Unsettled { retry_after }),

@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::json::InvalidBody;
 
 /// Entries of a page where the query does not say.
-const LIMIT: u32 = 20;
+pub(crate) const LIMIT: u32 = 20;
 
 /// The query of a list.
 #[derive(Debug, Deserialize)]

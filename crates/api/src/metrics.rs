@@ -8,15 +8,21 @@ use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 use semel_core::idempotency::Command as _;
 use semel_payments::orders::CreateOrder;
 use semel_payments::payments::CreatePayment;
+use semel_payments::refunds::CreateRefund;
 use tonic::{Code, Status};
 
 use crate::grpc::CALLS;
 use crate::keys::KEYS;
+use crate::openapi::OPENAPI;
 use crate::orders::{ORDER, ORDERS};
 use crate::payments::{PAYMENT, PAYMENTS};
+use crate::problem::Kind;
+use crate::refunds::{REFUND, REFUNDS};
 
 /// Counter of answered requests; labels `route` and `status`, a class such as `2xx`.
 pub const REQUESTS: &str = "semel_http_requests_total";
+/// Counter of problems told; label `problem`, the last segment of its type.
+pub const PROBLEMS: &str = "semel_http_problems_total";
 /// Histogram: from a request's head to its answer; label `route`.
 pub const SECONDS: &str = "semel_http_request_seconds";
 
@@ -26,7 +32,7 @@ pub const CALLS_ANSWERED: &str = "semel_grpc_requests_total";
 pub const CALL_SECONDS: &str = "semel_grpc_request_seconds";
 
 const UNMATCHED: &str = "unmatched";
-const ROUTES: [&str; 6] = [ORDERS, ORDER, PAYMENTS, PAYMENT, KEYS, UNMATCHED];
+const ROUTES: [&str; 9] = [ORDERS, ORDER, PAYMENTS, PAYMENT, REFUNDS, REFUND, KEYS, OPENAPI, UNMATCHED];
 const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 /// The codes that calls are answered with.
 const CODES: [(Code, &str); 12] = [
@@ -61,7 +67,18 @@ pub fn describe() {
             counter!(CALLS_ANSWERED, "method" => method(path), "code" => code).increment(0);
         }
     }
-    semel_core::metrics::describe_requests(&[CreateOrder::OPERATION, CreatePayment::OPERATION]);
+    describe_counter!(
+        PROBLEMS,
+        "Problems told, by kind; final ones that are stored and replayed are not among them."
+    );
+    for kind in Kind::ALL {
+        counter!(PROBLEMS, "problem" => kind.suffix()).increment(0);
+    }
+    semel_core::metrics::describe_requests(&[
+        CreateOrder::OPERATION,
+        CreatePayment::OPERATION,
+        CreateRefund::OPERATION,
+    ]);
     semel_payments::metrics::describe();
 }
 
@@ -82,6 +99,11 @@ pub(crate) fn record_call(method: &'static str, response: &Response, took: Durat
     let code = CODES.into_iter().find(|(known, _)| *known == code).map_or(OTHER, |(_, name)| name);
     counter!(CALLS_ANSWERED, "method" => method, "code" => code).increment(1);
     histogram!(CALL_SECONDS, "method" => method).record(took);
+}
+
+/// Records a problem that a client is told of.
+pub(crate) fn record_problem(kind: Kind) {
+    counter!(PROBLEMS, "problem" => kind.suffix()).increment(1);
 }
 
 /// Records an answered request.

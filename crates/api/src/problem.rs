@@ -15,7 +15,7 @@ use tonic::Code;
 use uuid::Uuid;
 
 /// The kinds of problems.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Kind {
     KeyMissing,
     KeyInvalid,
@@ -30,6 +30,7 @@ pub(crate) enum Kind {
     ContentTooLarge,
     UnsupportedMediaType,
     KeyReused,
+    RateLimited,
     Internal,
     OutcomeUnknown,
     NeedsAttention,
@@ -38,8 +39,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    #[cfg(test)]
-    const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
@@ -53,6 +53,7 @@ impl Kind {
         Self::ContentTooLarge,
         Self::UnsupportedMediaType,
         Self::KeyReused,
+        Self::RateLimited,
         Self::Internal,
         Self::OutcomeUnknown,
         Self::NeedsAttention,
@@ -100,6 +101,7 @@ impl Kind {
                 "idempotency-key-reused",
                 "The key belongs to another request",
             ),
+            Self::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many new requests"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server failed"),
             Self::OutcomeUnknown => {
                 (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
@@ -126,7 +128,7 @@ impl Kind {
             Self::RequestTimeout | Self::DeadlineExceeded => Code::DeadlineExceeded,
             Self::RequestInProgress | Self::PaymentInProgress => Code::Aborted,
             Self::KeyExpired | Self::KeyReused => Code::FailedPrecondition,
-            Self::ContentTooLarge => Code::ResourceExhausted,
+            Self::ContentTooLarge | Self::RateLimited => Code::ResourceExhausted,
             Self::Internal => Code::Internal,
             Self::OutcomeUnknown | Self::NeedsAttention | Self::TemporarilyUnavailable => Code::Unavailable,
         }
@@ -141,12 +143,18 @@ impl Kind {
         self.description().1
     }
 
+    /// Says in words what kind it is.
+    pub(crate) const fn title(self) -> &'static str {
+        self.description().2
+    }
+
     /// When to ask again, for the kinds where asking again may help; only those carry `Retry-After`.
-    const fn retry_after(self) -> Option<Duration> {
+    pub(crate) const fn retry_after(self) -> Option<Duration> {
         match self {
             Self::RequestTimeout
             | Self::RequestInProgress
             | Self::PaymentInProgress
+            | Self::RateLimited
             | Self::OutcomeUnknown
             | Self::TemporarilyUnavailable
             | Self::DeadlineExceeded => Some(Duration::from_secs(1)),

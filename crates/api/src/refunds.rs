@@ -40,7 +40,7 @@ pub(crate) fn routes(make_payment: &MakePayment<GrpcProvider>) -> Router<Api> {
 /// What the body says of a refund; the path says of which payment.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asking {
+pub(crate) struct Asking {
     amount: i64,
 }
 

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use lapin::ErrorKind;
+use lapin::protocol::AMQPErrorKind;
 
 /// What was attempted with the broker and failed.
 #[derive(Debug, thiserror::Error)]
@@ -53,14 +54,6 @@ pub enum Error {
     /// The broker did not answer in time; whether it acted is unknown.
     #[error("cannot {attempted}: no answer within {after:?}")]
     TimedOut {
-        /// What was attempted, as a verb phrase with names.
-        attempted: String,
-        /// How long it was waited for.
-        after: Duration,
-    },
-    /// Confirms did not come in time though the broker answers on the same connection.
-    #[error("cannot {attempted}: not all of them were within {after:?}, though the broker answers")]
-    Unconfirmed {
         /// What was attempted, as a verb phrase with names.
         attempted: String,
         /// How long it was waited for.
@@ -179,6 +172,31 @@ impl Cause {
             ErrorKind::ProtocolError(error) => Some(error.get_id()),
             _ => None,
         }
+    }
+
+    /// Whether the broker closed a channel because of a message that was published on it, such as one that is too large,
+    /// and not because of the exchange: one that is missing, or that the user may not write to.
+    pub(crate) fn is_about_message(&self) -> bool {
+        match self.0.kind() {
+            ErrorKind::ProtocolError(error) if matches!(error.kind(), AMQPErrorKind::Soft(_)) => {
+                match error.get_id() {
+                    NOT_FOUND => false,
+                    ACCESS_REFUSED => self.is_about_topic(),
+                    _ => true,
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the broker refused the use of a routing key, and not that of the exchange.
+    pub(crate) fn is_about_topic(&self) -> bool {
+        // "access to topic 'k' in exchange …", and since RabbitMQ 4 "write access to topic …"; of the exchange it is
+        // "access to exchange 'e' …". No name stands before these words.
+        self.reply_text().is_some_and(|words| {
+            let words = words.strip_prefix("ACCESS_REFUSED - ").unwrap_or(&words);
+            words.strip_prefix("write ").unwrap_or(words).starts_with("access to topic ")
+        })
     }
 
     /// The broker's words alone, if it gave any.

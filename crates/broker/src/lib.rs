@@ -33,7 +33,7 @@ pub use connection::Connection;
 pub use envelope::{DecodeError, Envelope, NameTooLong, Received};
 pub use error::{Cause, Disposition, Error};
 pub use message::{HeaderValue, Message, MessageCopy, Outgoing};
-pub use publisher::{Outcome, Publisher, Wave};
+pub use publisher::{Acceptance, Outcome, Patience, Publisher, Wave};
 pub use subscription::{Delivery, Settled, Subscription};
 pub use topology::Topology;
 pub use url::{BrokerUrl, BrokerUrlError, NoCertificate};

@@ -55,6 +55,14 @@ impl Outgoing {
         Self { exchange: exchange.into(), routing_key: routing_key.into(), message: Message::Copy(copy) }
     }
 
+    /// What a returned message is recognised by. A copy of a message without id has none either.
+    pub(crate) fn id(&self) -> Option<String> {
+        match &self.message {
+            Message::Event { envelope, .. } => Some(envelope.event_id.to_string()),
+            Message::Copy(copy) => copy.properties.message_id().as_ref().map(ToString::to_string),
+        }
+    }
+
     /// The copy of a received message for one queue, through the default exchange.
     pub fn copy_to_queue(queue: impl Into<String>, copy: MessageCopy) -> Self {
         Self::copy("", queue, copy)
@@ -141,19 +149,19 @@ impl MessageCopy {
         self
     }
 
-    fn encode(self) -> Result<(BasicProperties, Vec<u8>), String> {
+    fn encode(&self) -> Result<BasicProperties, String> {
         let mut headers = self.properties.headers().clone().unwrap_or_default();
-        for (name, value) in self.headers {
-            if is_brokers(&name) {
+        for (name, value) in &self.headers {
+            if is_brokers(name) {
                 return Err(format!("the header name {name:?} is reserved"));
             }
             let value = match value {
                 HeaderValue::Text(value) => text(value),
-                HeaderValue::Integer(value) => AMQPValue::LongLongInt(value),
+                HeaderValue::Integer(value) => AMQPValue::LongLongInt(*value),
             };
-            headers.insert(short("header name", name).map_err(|error| error.to_string())?, value);
+            headers.insert(short("header name", name.as_str()).map_err(|error| error.to_string())?, value);
         }
-        Ok((self.properties.with_headers(headers), self.body))
+        Ok(self.properties.as_ref().clone().with_headers(headers))
     }
 }
 
@@ -164,28 +172,23 @@ impl std::fmt::Debug for MessageCopy {
 }
 
 /// A message in the protocol's terms.
-pub(crate) struct Encoded {
+pub(crate) struct Encoded<'a> {
     pub(crate) exchange: ShortString,
     pub(crate) routing_key: ShortString,
     pub(crate) properties: BasicProperties,
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: &'a [u8],
 }
 
-impl Encoded {
-    /// What a returned message is recognised by. A copy of a message without id has none either.
-    pub(crate) fn id(&self) -> Option<&str> {
-        self.properties.message_id().as_ref().map(ShortString::as_str)
-    }
-
+impl<'a> Encoded<'a> {
     /// Encodes, or says why the protocol cannot hold the message. The properties travel in one
     /// frame, and one that is larger than `frame_max` would cost the whole connection.
-    pub(crate) fn new(outgoing: Outgoing, frame_max: usize) -> Result<Self, String> {
-        let name = |what, value| short(what, value).map_err(|error| error.to_string());
-        let exchange = name("exchange", outgoing.exchange)?;
-        let routing_key = name("routing key", outgoing.routing_key)?;
-        let (properties, body) = match outgoing.message {
+    pub(crate) fn new(outgoing: &'a Outgoing, frame_max: usize) -> Result<Self, String> {
+        let name = |what, value: &str| short(what, value).map_err(|error| error.to_string());
+        let exchange = name("exchange", &outgoing.exchange)?;
+        let routing_key = name("routing key", &outgoing.routing_key)?;
+        let (properties, body) = match &outgoing.message {
             Message::Event { envelope, body } => (envelope.properties()?, body),
-            Message::Copy(copy) => copy.encode()?,
+            Message::Copy(copy) => (copy.encode()?, &copy.body),
         };
         let frame = frame_size(&properties);
         if frame > frame_max {
@@ -239,7 +242,7 @@ mod tests {
     use super::*;
 
     fn copy_of(properties: &BasicProperties) -> BasicProperties {
-        MessageCopy::new(properties, Vec::new()).encode().unwrap().0
+        MessageCopy::new(properties, Vec::new()).encode().unwrap()
     }
 
     #[test]
@@ -276,7 +279,6 @@ mod tests {
             .with_header("attempts", 3)
             .encode()
             .unwrap()
-            .0
             .headers()
             .clone();
         let headers = headers.unwrap();
@@ -292,11 +294,11 @@ mod tests {
             let copy = MessageCopy::new(&BasicProperties::default(), vec![0; body]);
             Outgoing::copy_to_queue("q", copy.with_header("h", "x".repeat(header)))
         };
-        assert!(Encoded::new(copy(100, 10), 4096).is_ok());
-        assert!(Encoded::new(copy(4096, 10), 4096).err().unwrap().contains("a frame holds 4096"));
-        assert!(Encoded::new(copy(100, MAX_BODY), 4096).is_ok());
-        assert!(Encoded::new(copy(100, MAX_BODY + 1), 4096).err().unwrap().contains("the body is"));
+        assert!(Encoded::new(&copy(100, 10), 4096).is_ok());
+        assert!(Encoded::new(&copy(4096, 10), 4096).err().unwrap().contains("a frame holds 4096"));
+        assert!(Encoded::new(&copy(100, MAX_BODY), 4096).is_ok());
+        assert!(Encoded::new(&copy(100, MAX_BODY + 1), 4096).err().unwrap().contains("the body is"));
         let far = Outgoing { routing_key: "k".repeat(256), ..copy(1, 1) };
-        assert!(Encoded::new(far, 4096).err().unwrap().contains("routing key"));
+        assert!(Encoded::new(&far, 4096).err().unwrap().contains("routing key"));
     }
 }

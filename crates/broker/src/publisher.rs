@@ -13,36 +13,36 @@
 //! "no id" counts as an id.
 //!
 //! Messages are mandatory and persistent. A message the protocol cannot hold is refused before
-//! sending, because the broker's answer to it would cost the channel.
+//! sending. One that the broker does not take at all, such as one that is too large for it or whose
+//! routing key the user may not use, costs the channel, and the other messages of the wave what was
+//! still to be heard of them. It is then singled out on fresh channels ([`Publisher::single_out`]),
+//! and the others are sent again.
 //!
-//! If channel or connection are lost, or a deadline passes, what was not confirmed is
-//! [`Outcome::Unknown`]: it may or may not be in a queue, now or later. The publisher is then broken,
-//! and its owner opens another. Dropping the future of [`Publisher::publish_wave`] breaks it too:
-//! what is still under way would be mistaken for part of the next wave.
+//! If connection or exchange are lost, what was not confirmed is [`Outcome::Unknown`]: it may or may
+//! not be in a queue, now or later. The publisher is then broken, and its owner opens another.
+//! When the time is up and the broker still answers, the publisher goes on with another channel, and
+//! what was sent in vain is [`Outcome::Unconfirmed`].
+//! Dropping the future of [`Publisher::publish_wave`] breaks it: what is still under way would be
+//! mistaken for part of the next wave.
 
+mod exchange;
+mod flight;
 mod judgement;
 
 use std::collections::HashSet;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::{Channel, ErrorKind, PublisherConfirm};
+use lapin::Channel;
+use lapin::options::ConfirmSelectOptions;
 use tokio::time::Instant;
 
-use crate::connection::{ANSWER_LIMIT, Connection};
-use crate::error::{Error, within};
-use crate::message::{Encoded, Outgoing};
+use crate::connection::{ANSWER_LIMIT, CLOSE_LIMIT, Connection, REPLY_SUCCESS};
+use crate::error::{Cause, Error, within};
+use crate::message::Outgoing;
 use crate::url::BrokerUrl;
-use judgement::{Heard, judge};
-
-/// How long a wave may take from its first message to its last confirm.
-const CONFIRM_LIMIT: Duration = Duration::from_secs(15);
-
-/// How often a wave that waits looks whether an alarm blocks its connection.
-const ALARM_LOOK: Duration = Duration::from_millis(100);
+pub use exchange::Acceptance;
+use flight::{Until, fly};
+use judgement::judge;
 
 /// How long the broker may take to show that it still answers, when confirms are missing.
 const ALIVE_LIMIT: Duration = Duration::from_secs(3);
@@ -52,7 +52,7 @@ const ALIVE_LIMIT: Duration = Duration::from_secs(3);
 pub struct Publisher {
     channel: Channel,
     connection: Connection,
-    confirm_limit: Duration,
+    patience: Patience,
     state: State,
 }
 
@@ -61,6 +61,21 @@ enum State {
     Usable,
     /// In the middle of a wave, or broken by one.
     Broken,
+}
+
+/// How long a wave is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// From its first message to its last confirm.
+    pub whole: Duration,
+    /// Without hearing anything, once something of it was confirmed.
+    pub silence: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { whole: Duration::from_secs(15), silence: Duration::from_secs(5) }
+    }
 }
 
 /// What became of one message.
@@ -75,11 +90,14 @@ pub enum Outcome {
     },
     /// The broker did not take it, such as when a queue is full. Other queues may have it.
     Nacked,
-    /// It was not sent, because the protocol cannot hold it.
+    /// It is in no queue: the protocol cannot hold it, or the broker closed the channel because of it.
     Refused {
-        /// What does not fit.
+        /// What does not fit, or the broker's words.
         reason: String,
     },
+    /// It was sent, and then there was silence, although the broker answers on the same connection. Whether it is in a
+    /// queue is not known.
+    Unconfirmed,
     /// Whether it is in a queue is not known. Never to be taken for "not sent".
     Unknown {
         /// What prevented knowing.
@@ -97,6 +115,14 @@ pub struct Wave {
     pub broken: Option<Error>,
 }
 
+/// A message of a wave.
+struct Numbered {
+    /// Its place in the wave.
+    place: usize,
+    id: Option<String>,
+    outgoing: Outgoing,
+}
+
 impl Publisher {
     /// Connects and puts a channel into confirm mode.
     ///
@@ -105,17 +131,21 @@ impl Publisher {
     /// As [`Connection::open`], and if the channel cannot be opened.
     pub async fn open(url: &BrokerUrl, name: &str) -> Result<Self, Error> {
         let connection = Connection::open(url, name).await?;
-        let channel = connection.channel().await?;
-        let select = channel.confirm_select(ConfirmSelectOptions::default());
-        within(ANSWER_LIMIT, "put the channel into confirm mode", select).await?;
-        Ok(Self { channel, connection, confirm_limit: CONFIRM_LIMIT, state: State::Usable })
+        let channel = confirmed_channel(&connection).await?;
+        Ok(Self { channel, connection, patience: Patience::default(), state: State::Usable })
     }
 
-    /// Replaces the 15 s that a wave may take from its first message to its last confirm.
+    /// Replaces the 15 s that a wave may take from its first message to its last confirm, and the 5 s that it may be silent.
     #[must_use]
-    pub fn with_confirm_limit(mut self, limit: Duration) -> Self {
-        self.confirm_limit = limit;
+    pub fn with_patience(mut self, patience: Patience) -> Self {
+        self.patience = patience;
         self
+    }
+
+    /// Its connection, to declare things on.
+    #[must_use]
+    pub fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     /// Whether another wave can be published.
@@ -135,225 +165,187 @@ impl Publisher {
 
     /// Publishes all messages, waits for all confirms, and judges them.
     ///
-    /// It returns within the confirm limit, and three seconds if confirms are missing then. The caller bounds the wave's size: its messages are in
-    /// memory twice while they are sent. Some hundred messages use a channel fully.
+    /// It returns within its patience, and a few seconds if confirms are missing then. The caller bounds the wave's size:
+    /// its messages are in memory twice while they are sent. Some hundred messages use a channel fully.
     ///
     /// # Cancel safety
     ///
     /// Not cancel safe: dropping the future breaks the publisher, and what became of the wave is
     /// not known.
     pub async fn publish_wave(&mut self, wave: Vec<Outgoing>) -> Wave {
+        self.publish_wave_within(self.patience, wave).await
+    }
+
+    /// Does so with another patience.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`publish_wave`](Self::publish_wave).
+    pub async fn publish_wave_within(&mut self, patience: Patience, wave: Vec<Outgoing>) -> Wave {
         if !self.is_usable() {
             let unknown = Outcome::Unknown { reason: Error::PublisherBroken.to_string() };
             return Wave { outcomes: vec![unknown; wave.len()], broken: Some(Error::PublisherBroken) };
         }
         self.state = State::Broken;
-
-        let deadline = Instant::now() + self.confirm_limit;
-        let frame_max = self.connection.frame_max();
-        let mut outcomes = Vec::with_capacity(wave.len());
-        let mut sendable = Vec::with_capacity(wave.len());
-        for (position, outgoing) in wave.into_iter().enumerate() {
-            match Encoded::new(outgoing, frame_max) {
-                Ok(message) => {
-                    outcomes.push(Outcome::Unknown { reason: "an earlier part of the wave failed".into() });
-                    sendable.push((position, message));
-                }
-                Err(reason) => outcomes.push(Outcome::Refused { reason }),
-            }
+        let deadline = Instant::now() + patience.whole;
+        let outcomes = vec![Outcome::Unknown { reason: "not sent in time".into() }; wave.len()];
+        let numbered = |(place, outgoing): (usize, Outgoing)| Numbered { place, id: outgoing.id(), outgoing };
+        let messages: Vec<Numbered> = wave.into_iter().enumerate().map(numbered).collect();
+        let mut attempt =
+            Attempt { until: Until { deadline, silence: patience.silence }, patience, outcomes };
+        let broken = self.publish_all(&messages, &mut attempt).await.err();
+        if broken.is_none() {
+            self.state = State::Usable;
         }
-
-        let mut rest = sendable.as_slice();
-        while !rest.is_empty() {
-            let (part, later) = rest.split_at(distinct_ids(rest));
-            rest = later;
-            let (judged, broken) = self.publish_part(part, deadline).await;
-            for ((position, _), outcome) in part.iter().zip(judged) {
-                outcomes[*position] = outcome;
-            }
-            if let Some(error) = broken {
-                return Wave { outcomes, broken: Some(error) };
-            }
-        }
-        self.state = State::Usable;
-        Wave { outcomes, broken: None }
+        Wave { outcomes: attempt.outcomes, broken }
     }
 
     /// Closes politely if that is possible within a few seconds, and cuts the connection otherwise.
     pub async fn close(self) {
         self.connection.close().await;
     }
+}
 
-    /// Publishes messages with distinct ids.
-    async fn publish_part(
-        &self,
-        part: &[(usize, Encoded)],
-        deadline: Instant,
-    ) -> (Vec<Outcome>, Option<Error>) {
-        let mut slots = Vec::with_capacity(part.len());
-        for (_, message) in part {
-            let mut slot = Slot::Sending(Box::pin(self.channel.basic_publish(
-                message.exchange.clone(),
-                message.routing_key.clone(),
-                BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() },
-                &message.body,
-                message.properties.clone(),
-            )));
-            // The first poll puts the message into the send queue, so polling in turn keeps the order.
-            poll_fn(|context| Poll::Ready(slot.poll_heard(context).is_ready())).await;
-            slots.push(slot);
-        }
+/// The publishing of a wave.
+struct Attempt {
+    until: Until,
+    patience: Patience,
+    outcomes: Vec<Outcome>,
+}
 
-        let all_heard = async {
-            for slot in &mut slots {
-                poll_fn(|context| slot.poll_heard(context)).await;
-            }
-        };
-        // Noted while it lasts: an alarm that ends just before the time is up has cost the time all the same.
-        let mut was_blocked = false;
-        let watching = async {
-            let mut tick = tokio::time::interval(ALARM_LOOK);
-            loop {
-                tick.tick().await;
-                was_blocked |= self.connection.is_blocked();
-            }
-        };
-        let in_time = tokio::select! {
-            biased;
-            () = all_heard => true,
-            () = tokio::time::sleep_until(deadline) => false,
-            () = watching => false,
-        };
-        if !in_time {
-            // Those behind the first silent one were not looked at yet.
-            poll_fn(|context| {
-                look_until_quiet(slots.len(), |slot| {
-                    let slot = &mut slots[slot];
-                    !matches!(slot, Slot::Heard(..)) && slot.poll_heard(context).is_ready()
-                });
-                Poll::Ready(())
-            })
-            .await;
-        }
-
-        let (heard, causes): (Vec<_>, Vec<_>) = slots.into_iter().map(Slot::into_heard).unzip();
-        let ids: Vec<_> = part.iter().map(|(_, message)| message.id()).collect();
-        let judged = judge(&ids, heard);
-
-        let broken = if !in_time {
-            Some(self.out_of_time(part.len(), was_blocked).await)
-        } else if judged.stray_return {
-            Some(Error::StrayReturn)
-        } else {
-            most_telling(causes.into_iter().flatten())
-                .map(|cause| Error::failed(format!("publish {} messages", part.len()), cause))
-        };
-        (judged.outcomes, broken)
+impl Attempt {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until.deadline
     }
+
+    fn is_unheard(&self, place: usize) -> bool {
+        matches!(self.outcomes[place], Outcome::Unknown { .. })
+    }
+}
+
+/// How a part of a wave ended, with a channel that can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// Something was heard of each message, or the time is up.
+    Landed,
+    /// The broker closed the channel because of one of its messages, and nothing was heard of some.
+    Refused,
 }
 
 impl Publisher {
-    /// Says why confirms are missing when the time is up, and ends the connection unless an alarm blocks it.
-    async fn out_of_time(&self, messages: usize, was_blocked: bool) -> Error {
-        let after = self.confirm_limit;
-        if was_blocked && self.connection.is_open() {
-            return Error::Blocked { after };
+    async fn publish_all(&mut self, messages: &[Numbered], attempt: &mut Attempt) -> Result<(), Error> {
+        let mut rest: Vec<&Numbered> = messages.iter().collect();
+        while !rest.is_empty() && !attempt.is_over() {
+            let later = rest.split_off(distinct_ids(&rest));
+            if self.publish_part(&rest, attempt).await? == Ended::Refused {
+                rest.retain(|message| attempt.is_unheard(message.place));
+                let left = self.single_out(&rest, attempt).await?;
+                rest.drain(..rest.len() - left);
+            } else {
+                rest.clear();
+            }
+            rest.extend(later);
         }
-        let answers = tokio::time::timeout(ALIVE_LIMIT, self.connection.channel()).await;
-        // Ends the library's record of the confirms that are dropped here, and what of the wave
-        // was not sent yet.
-        self.connection.cut();
-        let attempted = format!("get {messages} messages confirmed");
-        match answers {
-            Ok(Ok(_)) => Error::Unconfirmed { attempted, after },
-            _ => Error::TimedOut { attempted, after },
+        Ok(())
+    }
+
+    /// Sends one message after the other until it is known which of them the broker refuses. Returns how many are left
+    /// behind that one.
+    ///
+    /// The messages ahead of it were most likely routed, but what was to be heard of them went with the channel.
+    async fn single_out(&mut self, suspects: &[&Numbered], attempt: &mut Attempt) -> Result<usize, Error> {
+        let wave = attempt.until.deadline;
+        for (at, suspect) in suspects.iter().enumerate() {
+            if attempt.is_over() {
+                return Ok(0);
+            }
+            attempt.until.deadline = wave.min(Instant::now() + attempt.patience.silence);
+            let ended = self.publish_part(&[suspect], attempt).await;
+            attempt.until.deadline = wave;
+            if ended? == Ended::Refused {
+                return Ok(suspects.len() - at - 1);
+            }
         }
+        Ok(0)
+    }
+
+    /// Publishes messages with distinct ids.
+    async fn publish_part(&mut self, part: &[&Numbered], attempt: &mut Attempt) -> Result<Ended, Error> {
+        let messages: Vec<&Outgoing> = part.iter().map(|message| &message.outgoing).collect();
+        let is_blocked = || self.connection.is_blocked();
+        let landed =
+            fly(&self.channel, self.connection.frame_max(), &messages, attempt.until, is_blocked).await;
+        let ids: Vec<_> = part.iter().map(|message| message.id.as_deref()).collect();
+        let judged = judge(&ids, landed.heard);
+        let is_any_late = judged.outcomes.contains(&Outcome::Unconfirmed);
+        let is_silent = landed.is_silent;
+        for (message, outcome) in part.iter().zip(judged.outcomes) {
+            attempt.outcomes[message.place] = outcome;
+        }
+        let attempted = || format!("publish {} messages", part.len());
+        let ended = if judged.stray_return {
+            Err(Error::StrayReturn)
+        } else if let Some(cause) = landed.cause {
+            let cause = Cause::from(cause);
+            if self.connection.is_open() && cause.is_about_message() {
+                if let [message] = part {
+                    attempt.outcomes[message.place] = Outcome::Refused { reason: cause.to_string() };
+                }
+                self.renew(ANSWER_LIMIT, "open another channel").await.map(|()| Ended::Refused)
+            } else {
+                Err(Error::Failed { attempted: attempted(), source: cause })
+            }
+        } else if landed.is_complete {
+            Ok(Ended::Landed)
+        } else if landed.was_blocked && self.connection.is_open() {
+            Err(Error::Blocked { after: attempt.patience.whole })
+        } else {
+            let attempted = format!("get {} messages confirmed", part.len());
+            let renewed = self.renew(ALIVE_LIMIT, &attempted).await;
+            let silent = |_| Error::TimedOut { attempted, after: attempt.patience.whole };
+            renewed.map(|()| Ended::Landed).map_err(silent)
+        };
+        // A broker that is slow, blocked or away says nothing about a message that it did not confirm.
+        if is_any_late && (ended.is_err() || !is_silent) {
+            for message in part {
+                let outcome = &mut attempt.outcomes[message.place];
+                if *outcome == Outcome::Unconfirmed {
+                    *outcome = Outcome::Unknown { reason: "not confirmed in time".into() };
+                }
+            }
+        }
+        ended.map_err(|error| self.broken(error))
+    }
+
+    /// Goes on with another channel. The library's record of what is not confirmed on the old one ends with that.
+    async fn renew(&mut self, limit: Duration, attempted: &str) -> Result<(), Error> {
+        let opened = tokio::time::timeout(limit, confirmed_channel(&self.connection)).await;
+        let timed_out = |_| Error::TimedOut { attempted: attempted.to_owned(), after: limit };
+        let old = std::mem::replace(&mut self.channel, opened.map_err(timed_out)??);
+        if old.status().connected() {
+            within(CLOSE_LIMIT, "close a channel", old.close(REPLY_SUCCESS, "late".into())).await?;
+        }
+        Ok(())
+    }
+
+    /// Cuts the connection, unless it is blocked and knows it: what of the wave was not sent yet ends with that.
+    fn broken(&self, error: Error) -> Error {
+        if !matches!(error, Error::Blocked { .. }) {
+            self.connection.cut();
+        }
+        error
     }
 }
 
-/// Looks at every slot in turn until a whole round finds nothing new; `look` says whether it did.
-///
-/// One round is not enough. Confirms go on arriving meanwhile: a message's return can be handed to
-/// a slot that was silent when looked at, and the message's own confirm, which comes after that,
-/// be found plain a moment later. A last round that finds nothing new proves that whatever was
-/// handed out before the confirms that count has been seen.
-fn look_until_quiet(slots: usize, mut look: impl FnMut(usize) -> bool) {
-    let mut news = true;
-    while news {
-        news = false;
-        for slot in 0..slots {
-            news |= look(slot);
-        }
-    }
+async fn confirmed_channel(connection: &Connection) -> Result<Channel, Error> {
+    let channel = connection.channel().await?;
+    let select = channel.confirm_select(ConfirmSelectOptions::default());
+    within(ANSWER_LIMIT, "put the channel into confirm mode", select).await?;
+    Ok(channel)
 }
 
 /// How many messages from the first on have ids of their own.
-fn distinct_ids(messages: &[(usize, Encoded)]) -> usize {
+fn distinct_ids(messages: &[&Numbered]) -> usize {
     let mut seen = HashSet::with_capacity(messages.len());
-    messages.iter().take_while(|(_, message)| seen.insert(message.id())).count()
-}
-
-/// A closed channel also fails what is published after it; the broker's own words say more.
-fn most_telling(mut causes: impl Iterator<Item = Box<lapin::Error>>) -> Option<lapin::Error> {
-    let first = causes.next()?;
-    let told = |error: &lapin::Error| matches!(error.kind(), ErrorKind::ProtocolError(_));
-    Some(if told(&first) { *first } else { *causes.find(|error| told(error)).unwrap_or(first) })
-}
-
-/// A message on its way.
-enum Slot<'a> {
-    Sending(Pin<Box<dyn Future<Output = lapin::Result<PublisherConfirm>> + Send + 'a>>),
-    Sent(PublisherConfirm),
-    Heard(Heard, Option<Box<lapin::Error>>),
-}
-
-impl Slot<'_> {
-    /// Ready when the broker, or the library in its place, has said what became of the message.
-    fn poll_heard(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        loop {
-            *self = match self {
-                Self::Sending(publish) => match ready!(publish.as_mut().poll(context)) {
-                    Ok(confirm) => Self::Sent(confirm),
-                    Err(error) => Self::failed(error),
-                },
-                Self::Sent(confirm) => match ready!(Pin::new(confirm).poll(context)) {
-                    Ok(confirmation) => Self::Heard(Heard::from(confirmation), None),
-                    Err(error) => Self::failed(error),
-                },
-                Self::Heard(..) => return Poll::Ready(()),
-            };
-        }
-    }
-
-    fn failed(error: lapin::Error) -> Self {
-        Self::Heard(Heard::Nothing { reason: error.to_string() }, Some(Box::new(error)))
-    }
-
-    fn into_heard(self) -> (Heard, Option<Box<lapin::Error>>) {
-        match self {
-            Self::Sending(_) => (Heard::Nothing { reason: "not sent in time".into() }, None),
-            Self::Sent(_) => (Heard::Nothing { reason: "not confirmed in time".into() }, None),
-            Self::Heard(heard, cause) => (heard, cause),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::look_until_quiet;
-
-    /// Slot 0 gets its confirm, with slot 1's return, just after it was looked at; slot 1 gets its
-    /// own just before it is.
-    #[test]
-    fn a_confirm_that_comes_between_two_looks_is_heard() {
-        let mut arrived = [false, false];
-        let mut heard = [false, false];
-        look_until_quiet(2, |slot| {
-            let news = arrived[slot] && !heard[slot];
-            heard[slot] = arrived[slot];
-            arrived = [true, true];
-            news
-        });
-        assert_eq!(heard, [true, true]);
-    }
+    messages.iter().take_while(|message| seen.insert(message.id.as_deref())).count()
 }

@@ -21,7 +21,7 @@ use lapin::{Channel, ExchangeKind};
 
 use crate::connection::{ANSWER_LIMIT, CLOSE_LIMIT, Connection, REPLY_SUCCESS};
 use crate::envelope::{short, text};
-use crate::error::{ACCESS_REFUSED, Error, NOT_FOUND, PRECONDITION_FAILED, within};
+use crate::error::{ACCESS_REFUSED, Error, PRECONDITION_FAILED, within};
 
 /// How often a message may be delivered before the broker gives up on it, unless configured.
 pub const DEFAULT_DELIVERY_LIMIT: u32 = 20;
@@ -175,22 +175,6 @@ pub async fn declare_exchange(connection: &Connection, name: &str) -> Result<(),
     let channel = connection.channel().await?;
     exchange(&channel, name, ExchangeDeclareOptions { durable: true, ..Default::default() }).await?;
     close(&channel).await
-}
-
-/// Whether the durable exchange exists. A publisher asks at its start, because publishing to one
-/// that does not exist costs the channel and leaves the whole wave unknown.
-///
-/// # Errors
-///
-/// If the broker does not answer or refuses the question.
-pub async fn exchange_exists(connection: &Connection, name: &str) -> Result<bool, Error> {
-    let channel = connection.channel().await?;
-    let options = ExchangeDeclareOptions { passive: true, durable: true, ..Default::default() };
-    match exchange(&channel, name, options).await {
-        Ok(()) => close(&channel).await.map(|()| true),
-        Err(error) if error.reply_code() == Some(NOT_FOUND) => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 async fn exchange(channel: &Channel, name: &str, options: ExchangeDeclareOptions) -> Result<(), Error> {

@@ -142,6 +142,7 @@ impl Copies {
             Some(Outcome::Confirmed) => return Ok(Copied::Safe),
             Some(Outcome::Refused { reason }) => return Ok(Copied::TooLarge { reason }),
             Some(Outcome::Returned { reason }) => format!("returned, {reason}"),
+            Some(Outcome::Unconfirmed) => "not confirmed in time".to_owned(),
             Some(Outcome::Unknown { reason }) => format!("unknown, {reason}"),
             Some(Outcome::Nacked) => "not taken".to_owned(),
             None => "not sent".to_owned(),

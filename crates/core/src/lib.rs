@@ -29,4 +29,6 @@ pub mod daemon;
 #[cfg(feature = "daemon")]
 pub mod options;
 #[cfg(feature = "daemon")]
+pub mod shown;
+#[cfg(feature = "daemon")]
 pub mod telemetry;

@@ -19,6 +19,7 @@ use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
 use crate::{database, metrics as names};
+use drain::Floors;
 
 /// An event that is about to be appended. The database refuses what a broker could not carry: names of more than 127
 /// bytes, headers over 32 KiB, a payload over 1 MiB.
@@ -111,15 +112,21 @@ pub struct Sample {
     pub transaction_horizon_age: f64,
 }
 
-/// Reads the outbox's gauges; cheap at any backlog.
+/// Reads the outbox's gauges; cheap at any backlog. Where a long transaction keeps the dead entries of the index, it steps
+/// over those that are not below the floors.
 ///
 /// # Errors
 ///
 /// When the database fails.
-pub async fn sample(connection: &mut PgConnection) -> Result<Sample, sqlx::Error> {
+pub async fn sample(connection: &mut PgConnection, floors: &Floors) -> Result<Sample, sqlx::Error> {
     sqlx::query_as!(
         Sample,
         r#"-- outbox_sample
+        WITH lanes AS MATERIALIZED (
+            SELECT (place - 1)::SMALLINT AS lane,
+                   CASE WHEN pg_postmaster_start_time() = $1::TIMESTAMPTZ THEN id ELSE 0 END AS floor
+            FROM unnest($2::BIGINT[]) WITH ORDINALITY AS known (id, place)
+        )
         SELECT pending.events AS "pending!", set_aside.held AS "held!", dead.events AS "dead!",
                COALESCE(EXTRACT(EPOCH FROM clock_timestamp() - heads.oldest), 0)::FLOAT8 AS "oldest_pending_age!",
                COALESCE(EXTRACT(EPOCH FROM clock_timestamp() - LEAST(heads.oldest, set_aside.oldest)), 0)::FLOAT8
@@ -130,13 +137,21 @@ pub async fn sample(connection: &mut PgConnection) -> Result<Sample, sqlx::Error
                ), 0)::FLOAT8 AS "transaction_horizon_age!"
         FROM (
             SELECT count(*) AS events
-            FROM (SELECT FROM outbox WHERE published_at IS NULL AND held_at IS NULL LIMIT 100001) AS hot
+            FROM (
+                SELECT FROM lanes
+                CROSS JOIN LATERAL (
+                    SELECT FROM outbox
+                    WHERE outbox.lane = lanes.lane AND published_at IS NULL AND held_at IS NULL AND id >= lanes.floor
+                    LIMIT 100001
+                ) AS of_lane
+                LIMIT 100001
+            ) AS hot
         ) AS pending, (
             SELECT min(head.created_at) AS oldest
-            FROM generate_series(0, 63) AS lanes (lane)
+            FROM lanes
             CROSS JOIN LATERAL (
                 SELECT created_at FROM outbox
-                WHERE outbox.lane = lanes.lane AND published_at IS NULL AND held_at IS NULL
+                WHERE outbox.lane = lanes.lane AND published_at IS NULL AND held_at IS NULL AND id >= lanes.floor
                 ORDER BY outbox.lane, id LIMIT 1
             ) AS head
         ) AS heads, (
@@ -148,7 +163,9 @@ pub async fn sample(connection: &mut PgConnection) -> Result<Sample, sqlx::Error
         ) AS set_aside, (
             SELECT count(*) AS events
             FROM (SELECT FROM outbox WHERE dead_at IS NOT NULL AND discarded_at IS NULL LIMIT 100001) AS given_up
-        ) AS dead"#
+        ) AS dead"#,
+        floors.started(),
+        floors.all()
     )
     .fetch_one(connection)
     .await
@@ -160,8 +177,8 @@ pub async fn sample(connection: &mut PgConnection) -> Result<Sample, sqlx::Error
 ///
 /// When the database fails; a gauge that is not refreshed disappears rather than lies.
 #[expect(clippy::cast_precision_loss, reason = "counts of at most 100,001")]
-pub async fn report(pool: &PgPool) -> Result<Sample, sqlx::Error> {
-    let sample = database::call(pool, async |connection| sample(connection).await).await?;
+pub async fn report(pool: &PgPool, floors: &Floors) -> Result<Sample, sqlx::Error> {
+    let sample = database::call(pool, async |connection| sample(connection, floors).await).await?;
     gauge!(names::OUTBOX_PENDING).set(sample.pending as f64);
     gauge!(names::OUTBOX_HELD).set(sample.held as f64);
     gauge!(names::OUTBOX_DEAD).set(sample.dead as f64);

@@ -2,28 +2,47 @@
 //!
 //! Relay and reaper both run it, so that the backlog stays visible when either is gone. A gauge whose refresh fails
 //! disappears after a minute rather than lies.
+//!
+//! A transaction that stays open makes a look at the outbox slower and slower for whoever has no floors. So a sampler rests for
+//! twenty times as long as its last look took.
+
+use std::fmt;
+use std::time::Instant;
 
 use metrics::gauge;
 use sqlx::PgPool;
 
 use crate::idempotency::store;
 use crate::lifecycle::{Pass, Work};
+use crate::outbox::drain::Floors;
 use crate::{database, metrics as names, outbox};
 
-/// Which gauges a process reports beside the outbox's.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// Which gauges a process reports.
 pub enum Scope {
-    /// None.
-    Outbox,
-    /// Those of the idempotency keys.
+    /// The outbox's, from the floors that this returns.
+    Outbox(Box<dyn Fn() -> Floors + Send + Sync>),
+    /// The outbox's, and those of the idempotency keys.
     OutboxAndKeys,
 }
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Outbox(_) => "Outbox",
+            Self::OutboxAndKeys => "OutboxAndKeys",
+        })
+    }
+}
+
+/// How much longer than a look the rest after it is.
+const REST: u32 = 20;
 
 /// Reads the gauges of one database.
 #[derive(Debug)]
 pub struct Sampler {
     pool: PgPool,
     scope: Scope,
+    rests_until: Instant,
 }
 
 impl Sampler {
@@ -31,7 +50,7 @@ impl Sampler {
     #[must_use]
     pub fn new(pool: PgPool, scope: Scope) -> Self {
         names::describe_database();
-        Self { pool, scope }
+        Self { pool, scope, rests_until: Instant::now() }
     }
 }
 
@@ -39,11 +58,28 @@ impl Work for Sampler {
     type Error = sqlx::Error;
 
     async fn run_once(&mut self) -> Result<Pass, sqlx::Error> {
-        outbox::report(&self.pool).await?;
-        if self.scope == Scope::OutboxAndKeys {
-            report_keys(&self.pool).await?;
+        let began = Instant::now();
+        if began < self.rests_until {
+            return Ok(Pass::Idle);
         }
-        Ok(Pass::Worked)
+        let sampled = self.sample().await;
+        self.rests_until = Instant::now() + began.elapsed() * REST;
+        sampled.map(|()| Pass::Worked)
+    }
+}
+
+impl Sampler {
+    async fn sample(&self) -> Result<(), sqlx::Error> {
+        match &self.scope {
+            Scope::Outbox(floors) => {
+                outbox::report(&self.pool, &floors()).await?;
+            }
+            Scope::OutboxAndKeys => {
+                outbox::report(&self.pool, &Floors::NONE).await?;
+                report_keys(&self.pool).await?;
+            }
+        }
+        Ok(())
     }
 }
 

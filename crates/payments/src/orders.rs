@@ -17,6 +17,7 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
+use crate::currency;
 use crate::page::{Cursor, Page};
 
 /// The aggregate type of an order's events.
@@ -47,8 +48,11 @@ impl Command for CreateOrder {
         if !(1..=MAX_AMOUNT).contains(&self.amount) {
             return invalid("amount", "must be a whole number of minor units, from 1 to 1,000,000,000,000");
         }
-        if self.currency.len() != 3 || !self.currency.bytes().all(|b| b.is_ascii_uppercase()) {
-            return invalid("currency", "must be an ISO 4217 code of three capital letters, such as \"EUR\"");
+        if !currency::is_known(&self.currency) {
+            return invalid(
+                "currency",
+                "must be a current code of ISO 4217 in capital letters, such as \"EUR\"",
+            );
         }
         Ok(())
     }
@@ -124,6 +128,10 @@ impl Operation for PlaceOrder {
 
     fn resource_id(&self, scope: &Scope) -> Uuid {
         derive::from_key(&self.namespace, scope, "order")
+    }
+
+    fn claims(&self) -> bool {
+        false
     }
 
     async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {

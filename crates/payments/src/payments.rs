@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
+use crate::currency;
 use crate::orders::MAX_AMOUNT;
 use crate::page::{Cursor, Page};
 
@@ -83,8 +84,11 @@ impl Command for CreatePayment {
         if !(1..=MAX_AMOUNT).contains(&self.amount) {
             return invalid("amount", "must be a whole number of minor units, from 1 to 1,000,000,000,000");
         }
-        if self.currency.len() != 3 || !self.currency.bytes().all(|b| b.is_ascii_uppercase()) {
-            return invalid("currency", "must be an ISO 4217 code of three capital letters, such as \"EUR\"");
+        if !currency::is_known(&self.currency) {
+            return invalid(
+                "currency",
+                "must be a current code of ISO 4217 in capital letters, such as \"EUR\"",
+            );
         }
         if !(1..=255).contains(&self.source.len()) || !self.source.bytes().all(|b| b.is_ascii_graphic()) {
             return invalid("source", "must be a token of 1 to 255 visible ASCII characters");

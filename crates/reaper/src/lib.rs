@@ -153,7 +153,8 @@ fn start_payments(
     pool: &PgPool,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     metrics::describe_provider();
-    let provider = GrpcProvider::new(&payments.provider.url, payments.provider.dedup)?;
+    let config = &payments.provider;
+    let provider = GrpcProvider::certified_by(&config.url, config.authorities.as_deref(), config.dedup)?;
     tracing::info!(provider = payments.provider.url, "recovers payments and refunds");
     let settling = payments.settling.clone();
     let operation = MakePayment::new(settling.namespace, provider.clone(), settling.problems)

@@ -25,9 +25,6 @@ use crate::options::Config;
 use crate::prober::Shared;
 use crate::sending::{Sending, Sent, Source};
 
-/// For about how long a chain is left alone whose event the broker did not answer.
-const UNANSWERED_WAIT: std::time::Duration = std::time::Duration::from_secs(30);
-
 /// One batch of one worker.
 pub(crate) struct Batch<'a> {
     pub(crate) config: &'a Config,
@@ -142,7 +139,7 @@ impl Batch<'_> {
         let for_hot = if read.due.events.is_empty() { all } else { all * 4 / 5 };
         let mut sending = Sending {
             config: self.config,
-            unmarked: self.shared.unmarked(),
+            shared: self.shared,
             complaints: self.complaints,
             began: Instant::now(),
             sent: Sent::default(),
@@ -175,7 +172,7 @@ impl Batch<'_> {
         }
         if !sent.unanswered.is_empty() {
             let unanswered: Vec<Aggregate> = sent.unanswered.iter().cloned().collect();
-            within(CALL_LIMIT, held::postpone(tx, &unanswered, UNANSWERED_WAIT))
+            within(CALL_LIMIT, held::postpone(tx, &unanswered, &self.config.held))
                 .await
                 .map_err(RelayError::database("putting chains off"))?;
         }

@@ -25,6 +25,14 @@ pub enum RelayError {
     /// The exchange is not there, and is not this relay's to make.
     #[error("the exchange {0:?} does not exist: declare it, or set --topology declare")]
     NoExchange(String),
+    /// The broker does not let the relay's user write to the exchange.
+    #[error("the broker does not let this user write to the exchange {exchange:?}: {reason}")]
+    NotAllowed {
+        /// The exchange.
+        exchange: String,
+        /// The broker's words.
+        reason: String,
+    },
     /// A batch may last longer than the server waits for it: it would be rolled back and repeated for ever.
     #[error(
         "a batch may take {batch:?}, and the server ends it after {patience:?}: lower --batch-seconds or \
@@ -59,7 +67,9 @@ impl Disposed for RelayError {
                 semel_broker::Disposition::Fatal => Disposition::Fail,
             },
             Self::Panicked | Self::Impatient { .. } => Disposition::Fail,
-            Self::ReadOnly | Self::Blocked | Self::NoExchange(_) => Disposition::Retry,
+            Self::ReadOnly | Self::Blocked | Self::NoExchange(_) | Self::NotAllowed { .. } => {
+                Disposition::Retry
+            }
         }
     }
 }

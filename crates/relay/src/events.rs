@@ -12,10 +12,9 @@ use semel_core::database::{self, CALL_LIMIT, within};
 use semel_core::failpoint;
 use semel_core::outbox::operator::{self, Decision, Dossier, SetAside, State, Verdict};
 use semel_core::schema::{self, ENGINE};
+use semel_core::shown::{age, instant, lines, one_line, pretty};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, PgConnection};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 #[cfg(feature = "failpoints")]
@@ -269,37 +268,4 @@ fn dossier_json(event: &Dossier) -> Value {
         "first_of_chain": event.first_of_chain,
         "waiting_behind": event.waiting_behind,
     })
-}
-
-/// Writes one line per value that is there.
-fn lines(value: &Value) -> String {
-    let members = value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-    members
-        .map(|(name, value)| match value {
-            Value::String(text) => format!("{name}: {}\n", one_line(text)),
-            value => format!("{name}: {value}\n"),
-        })
-        .collect()
-}
-
-fn pretty(value: &Value) -> String {
-    format!("{value:#}\n")
-}
-
-fn one_line(text: &str) -> String {
-    text.replace(char::is_control, " ")
-}
-
-fn instant(at: OffsetDateTime) -> String {
-    // Fails for years that no row of ours holds.
-    at.format(&Rfc3339).unwrap_or_default()
-}
-
-fn age(seconds: i64) -> String {
-    match seconds {
-        ..=119 => format!("{seconds} s"),
-        120..=7199 => format!("{} min", seconds / 60),
-        7200..=172_799 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
-    }
 }

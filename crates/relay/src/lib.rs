@@ -22,6 +22,7 @@ pub mod metrics;
 mod options;
 mod patience;
 mod prober;
+mod routing;
 mod sending;
 mod unmarked;
 mod waves;
@@ -43,6 +44,7 @@ use tokio::sync::mpsc::Sender;
 pub use error::RelayError;
 pub use options::{Config, Options, TopologyMode};
 pub use prober::{Broker, Prober, Shared};
+pub use routing::RoutingKey;
 pub use worker::Worker;
 
 use options::Command;
@@ -120,12 +122,12 @@ async fn relay(
             alarm.raise(error);
         }
     });
-    let life = daemon.life.clone();
+    let (life, of_lanes) = (daemon.life.clone(), shared.clone());
     daemon.life.spawn(async move {
+        let scope = Scope::Outbox(Box::new(move || of_lanes.floors()));
         let period = Duration::from_secs(5);
         let pace = Pace { shortest: period, longest: period, wake: None, heartbeat: None };
-        if let Err(error) = drive("outbox gauges", &mut Sampler::new(pool, Scope::Outbox), &pace, &life).await
-        {
+        if let Err(error) = drive("outbox gauges", &mut Sampler::new(pool, scope), &pace, &life).await {
             tracing::warn!("the gauges of the outbox are gone: {}", chain(&error));
         }
     });

@@ -36,7 +36,7 @@ pub fn label(outcome: &Outcome) -> &'static str {
         Outcome::Returned { .. } => "returned",
         Outcome::Nacked => "nacked",
         Outcome::Refused { .. } => "refused",
-        Outcome::Unknown { .. } => "unknown",
+        Outcome::Unconfirmed | Outcome::Unknown { .. } => "unknown",
     }
 }
 

@@ -11,6 +11,8 @@ use semel_core::outbox::held::Policy;
 use semel_core::outbox::operator::{Filter, State};
 use uuid::Uuid;
 
+use crate::routing::RoutingKey;
+
 /// Drains the outbox of one database to RabbitMQ: at least once, in order per aggregate, beside any number of others.
 #[derive(Parser)]
 #[command(name = "semel-relay", version)]
@@ -31,6 +33,14 @@ pub struct Options {
     /// Topic exchange that events are published to.
     #[arg(long, env = "SEMEL_EXCHANGE", default_value = "semel.events", value_name = "NAME")]
     exchange: String,
+    /// Routing key of an event: text, and in braces its `aggregate_type` and its `event_type`.
+    #[arg(
+        long,
+        env = "SEMEL_ROUTING_KEY",
+        default_value = "{aggregate_type}.{event_type}",
+        value_name = "TEMPLATE"
+    )]
+    routing_key: RoutingKey,
     /// Whether the exchange is made at start, or somebody else's business.
     #[arg(long, env = "SEMEL_TOPOLOGY", default_value = "declare", value_name = "MODE")]
     topology: TopologyMode,
@@ -66,6 +76,12 @@ pub struct Options {
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
+
+/// How long an event waits after its first failure; the wait doubles with each.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// How long it waits at most.
+const LONGEST_RETRY: Duration = Duration::from_mins(5);
 
 /// What a batch may take once it has waited for confirms: a look whether the broker still answers (3 s), and the mark.
 const AFTERWARDS: Duration = Duration::from_secs(5);
@@ -220,7 +236,9 @@ pub struct Config {
     pub broker: BrokerUrl,
     /// The exchange.
     pub exchange: String,
-    /// What is done about it at start.
+    /// How an event's routing key is made.
+    pub routing_key: RoutingKey,
+    /// What is done about the exchange at start.
     pub topology: TopologyMode,
     /// What messages carry as their source.
     pub source: String,
@@ -281,6 +299,7 @@ impl Options {
             database,
             broker,
             exchange: self.exchange.clone(),
+            routing_key: self.routing_key.clone(),
             topology: self.topology,
             source: self.source.clone(),
             workers: self.workers,
@@ -289,8 +308,8 @@ impl Options {
             batch_time: Duration::from_secs(self.batch_seconds),
             confirm_limit: Duration::from_secs(self.confirm_seconds),
             held: Policy {
-                shortest: Duration::from_secs(1),
-                longest: Duration::from_mins(5),
+                shortest: FIRST_RETRY,
+                longest: LONGEST_RETRY,
                 max_attempts: self.max_attempts,
                 skip_dead: self.skip_dead.clone(),
             },

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metrics::{counter, gauge};
 use semel_core::admin::Health;
@@ -17,6 +17,9 @@ use crate::floors::{Keeper, Look};
 use crate::metrics as names;
 use crate::options::Config;
 use crate::unmarked::Unmarked;
+
+/// For how long it is remembered that a queue was silent.
+const REMEMBERED_SILENCE: Duration = Duration::from_mins(1);
 
 /// What prober and workers of a process share; clones share it.
 #[derive(Clone, Debug)]
@@ -39,6 +42,8 @@ struct Inner {
     lanes_taken: AtomicBool,
     /// When a batch was last marked, in milliseconds since 1970; 0 before the first.
     last_progress: AtomicU64,
+    /// When a queue was last found silent.
+    silence: Mutex<Option<Instant>>,
 }
 
 /// How a worker finds the broker.
@@ -89,6 +94,7 @@ impl Shared {
             lanes_held: AtomicUsize::default(),
             lanes_taken: AtomicBool::default(),
             last_progress: AtomicU64::default(),
+            silence: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -165,6 +171,20 @@ impl Shared {
         self.inner.lanes_taken.store(true, Ordering::Relaxed);
         self.inner.lanes_held.fetch_add(lanes, Ordering::Relaxed);
         LanesHeld { shared: self.clone(), lanes }
+    }
+
+    /// Notes that a queue was found silent.
+    pub(crate) fn fell_silent(&self) {
+        *self.silence() = Some(Instant::now());
+    }
+
+    /// Says whether a queue was found silent lately, and most likely still is.
+    pub(crate) fn was_silent(&self) -> bool {
+        self.silence().is_some_and(|since| since.elapsed() < REMEMBERED_SILENCE)
+    }
+
+    fn silence(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.inner.silence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that a batch was marked.

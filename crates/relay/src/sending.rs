@@ -1,14 +1,14 @@
 //! Publishing a batch in waves, and what its events' outcomes mean for them.
 //!
-//! An event is to blame when it came back, was not taken or cannot be sent; and when its confirm did not come although
-//! others of its wave were confirmed and the broker still answers: then it is its queue that is silent. Anything else is
-//! the trouble of the connection or of the broker, and costs no event an attempt.
+//! An event is to blame when it came back, was not taken or cannot be sent; and when it was sent and then there was
+//! silence, although others of its wave were confirmed and the broker still answers: then it is its queue that is silent.
+//! Anything else is the trouble of the connection or of the broker, or mere slowness, and costs no event an attempt.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use metrics::{counter, histogram};
-use semel_broker::{Envelope, Error, Message, Outcome, Outgoing, Publisher};
+use semel_broker::{Envelope, Error, Message, Outcome, Outgoing, Patience, Publisher};
 use semel_core::failpoint;
 use semel_core::outbox::drain::PendingEvent;
 use semel_core::outbox::held::{Aggregate, Failure};
@@ -20,11 +20,20 @@ use crate::complaints::Complaints;
 use crate::failpoints;
 use crate::metrics as names;
 use crate::options::Config;
-use crate::unmarked::Unmarked;
+use crate::prober::Shared;
 use crate::waves::{Fate, Waves};
 
 /// Most events of one wave: a channel is used fully by some hundred.
 const WAVE: usize = 1000;
+
+/// How long a wave of chains may take: they are what may lead to a queue that is silent.
+const CHAINS_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long a wave may be silent once something of it was confirmed.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// The same for chains, and for all while it is known that there is a silent queue.
+const SHORT_SILENCE: Duration = Duration::from_secs(1);
 
 /// Where the events of a wave come from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -62,7 +71,7 @@ struct Awaited {
 /// Publishes events for one batch.
 pub(crate) struct Sending<'a> {
     pub(crate) config: &'a Config,
-    pub(crate) unmarked: &'a Unmarked,
+    pub(crate) shared: &'a Shared,
     pub(crate) complaints: &'a mut Complaints,
     pub(crate) began: Instant,
     pub(crate) sent: Sent,
@@ -94,7 +103,7 @@ impl Sending<'_> {
                 wave.push(self.outgoing(event));
             }
             let started = Instant::now();
-            let judged = publisher.publish_wave(wave).await;
+            let judged = publisher.publish_wave_within(self.patience(source), wave).await;
             histogram!(names::CONFIRM).record(started.elapsed().as_secs_f64());
             let fates = self.judge(awaited, &judged.outcomes, judged.broken.as_ref());
             waves.settle(&fates);
@@ -103,17 +112,30 @@ impl Sending<'_> {
         }
     }
 
+    fn patience(&self, source: Source) -> Patience {
+        let whole = self.config.confirm_limit;
+        // A third at most, so that a wave which ends at its limit can tell silence from slowness.
+        match source {
+            Source::Hot if self.shared.was_silent() => {
+                Patience { whole, silence: SHORT_SILENCE.min(whole / 3) }
+            }
+            Source::Hot => Patience { whole, silence: SILENCE.min(whole / 3) },
+            Source::Chains => {
+                let whole = whole.min(CHAINS_LIMIT);
+                Patience { whole, silence: SHORT_SILENCE.min(whole / 3) }
+            }
+        }
+    }
+
     fn judge(&mut self, awaited: Vec<Awaited>, outcomes: &[Outcome], broken: Option<&Error>) -> Vec<Fate> {
         let is_any_confirmed = outcomes.contains(&Outcome::Confirmed);
-        let (is_unconfirmed, is_late) = (
-            matches!(broken, Some(Error::Unconfirmed { .. })),
-            matches!(broken, Some(Error::Unconfirmed { .. } | Error::TimedOut { .. })),
-        );
+        let is_late = matches!(broken, None | Some(Error::TimedOut { .. }));
         let mut fates = Vec::with_capacity(awaited.len());
         let mut safe = Vec::with_capacity(awaited.len());
+        let mut counts = BTreeMap::<_, u64>::new();
         for (Awaited { event_id, lane, chain }, outcome) in awaited.into_iter().zip(outcomes) {
             let label = names::label(outcome);
-            counter!(names::OUTCOMES, "outcome" => label).increment(1);
+            *counts.entry(label).or_default() += 1;
             let error = match outcome {
                 Outcome::Confirmed => {
                     safe.push((lane, event_id));
@@ -124,10 +146,11 @@ impl Sending<'_> {
                 Outcome::Returned { reason } => format!("returned: {reason}"),
                 Outcome::Nacked => "nacked: a queue did not take it, such as one that is full".to_owned(),
                 Outcome::Refused { reason } => format!("refused: {reason}"),
-                Outcome::Unknown { reason } if is_unconfirmed && is_any_confirmed => {
-                    format!("unknown: {reason}, while others were")
+                Outcome::Unconfirmed if is_any_confirmed => {
+                    self.shared.fell_silent();
+                    "unknown: not confirmed in time, while others were".to_owned()
                 }
-                Outcome::Unknown { .. } => {
+                Outcome::Unconfirmed | Outcome::Unknown { .. } => {
                     // Nobody's fault but the connection's; said once, by the pass.
                     if is_late {
                         self.sent.unanswered.extend(chain);
@@ -142,14 +165,17 @@ impl Sending<'_> {
             self.sent.failed.extend(chain);
             fates.push(Fate::Stopped);
         }
+        for (label, count) in counts {
+            counter!(names::OUTCOMES, "outcome" => label).increment(count);
+        }
         self.sent.confirmed.extend(safe.iter().map(|&(_, event_id)| event_id));
-        self.unmarked.remember(safe);
+        self.shared.unmarked().remember(safe);
         fates
     }
 
     fn outgoing(&self, event: PendingEvent) -> Outgoing {
-        // The table's names are bounded so that the key fits; one that does not is refused by the publisher.
-        let routing_key = format!("{}.{}", event.aggregate_type, event.event_type);
+        // The table's names are bounded so that the usual key fits; one that does not is refused by the publisher.
+        let routing_key = self.config.routing_key.of(&event.aggregate_type, &event.event_type);
         let envelope = Envelope {
             event_id: event.event_id,
             event_type: event.event_type,

@@ -30,14 +30,15 @@ impl Waves {
     /// Queues events, which are in id order.
     #[must_use]
     pub(crate) fn new(events: Vec<PendingEvent>) -> Self {
-        let mut places: HashMap<(String, String), usize> = HashMap::new();
-        let mut aggregates: Vec<VecDeque<PendingEvent>> = Vec::new();
-        for event in events {
-            let name = (event.aggregate_type.clone(), event.aggregate_id.clone());
-            let place = *places.entry(name).or_insert_with(|| {
-                aggregates.push(VecDeque::new());
-                aggregates.len() - 1
-            });
+        let mut names: HashMap<(&str, &str), usize> = HashMap::with_capacity(events.len());
+        let mut places = Vec::with_capacity(events.len());
+        for event in &events {
+            let next = names.len();
+            places.push(*names.entry((&event.aggregate_type, &event.aggregate_id)).or_insert(next));
+        }
+        let mut aggregates = Vec::new();
+        aggregates.resize_with(names.len(), VecDeque::new);
+        for (event, place) in events.into_iter().zip(places) {
             aggregates[place].push_back(event);
         }
         Self { aggregates, on_their_way: Vec::new() }

@@ -7,7 +7,7 @@
 //! sent. A connection that learned of an alarm is kept until the broker says that it is over: a new one would not know.
 
 use metrics::{counter, histogram};
-use semel_broker::{Connection as BrokerConnection, Publisher, topology};
+use semel_broker::{Acceptance, Publisher, topology};
 use semel_core::database::{self, CALL_LIMIT, within};
 use semel_core::lifecycle::{Pass, Work};
 use semel_core::outbox::{drain, held};
@@ -67,26 +67,36 @@ impl Worker {
         }
         self.shared.broker(self.number, Broker::Away);
         let name = format!("semel-relay {}", self.number);
-        let connection =
-            BrokerConnection::open(&self.config.broker, &name).await.map_err(RelayError::Broker)?;
-        let there = self.exchange(&connection).await;
-        connection.close().await;
-        there?;
         let publisher = Publisher::open(&self.config.broker, &name).await.map_err(RelayError::Broker)?;
-        self.shared.broker(self.number, Broker::Up);
-        Ok(publisher.with_confirm_limit(self.config.confirm_limit))
+        match self.exchange(&publisher).await {
+            Ok(()) => self.shared.broker(self.number, Broker::Up),
+            Err(RelayError::Blocked) => {
+                self.shared.broker(self.number, Broker::Blocked);
+                self.publisher = Some(publisher);
+                return Err(RelayError::Blocked);
+            }
+            Err(error) => {
+                publisher.close().await;
+                return Err(error);
+            }
+        }
+        Ok(publisher)
     }
 
-    /// Makes the exchange, or checks that it is there.
-    async fn exchange(&self, connection: &BrokerConnection) -> Result<(), RelayError> {
+    /// Makes the exchange where that is to be done, and sees that it takes messages.
+    async fn exchange(&self, publisher: &Publisher) -> Result<(), RelayError> {
         let name = &self.config.exchange;
         if self.config.topology == TopologyMode::Declare {
-            return topology::declare_exchange(connection, name).await.map_err(RelayError::Broker);
+            topology::declare_exchange(publisher.connection(), name).await.map_err(RelayError::Broker)?;
         }
-        if topology::exchange_exists(connection, name).await.map_err(RelayError::Broker)? {
-            Ok(())
-        } else {
-            Err(RelayError::NoExchange(name.clone()))
+        match publisher.exchange_takes(name).await {
+            Ok(Acceptance::Takes) => Ok(()),
+            Ok(Acceptance::Missing) => Err(RelayError::NoExchange(name.clone())),
+            Ok(Acceptance::Refused { reason }) => {
+                Err(RelayError::NotAllowed { exchange: name.clone(), reason })
+            }
+            Err(semel_broker::Error::Blocked { .. }) => Err(RelayError::Blocked),
+            Err(error) => Err(RelayError::Broker(error)),
         }
     }
 
@@ -118,8 +128,9 @@ impl Worker {
             return;
         }
         counter!(names::PUBLISHED).increment(latencies.len() as u64);
+        let histogram = histogram!(names::LATENCY);
         for &latency in latencies {
-            histogram!(names::LATENCY).record(latency);
+            histogram.record(latency);
         }
         self.shared.progressed();
     }

@@ -15,11 +15,3 @@ pub(crate) fn processor_time(pid: i32) -> Result<Duration> {
     let (user, system) = field(11).zip(field(12)).context("reading /proc/<pid>/stat")?;
     Ok(Duration::from_micros((user + system) * 1_000_000 / clock_ticks_per_second()))
 }
-
-/// Resident memory of a process.
-pub(crate) fn resident_mebibytes(pid: i32) -> Result<f64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("reading a process's memory")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kibibytes: f64 = line.trim().trim_end_matches("kB").trim().parse().context("reading VmRSS")?;
-    Ok(kibibytes / 1024.0)
-}

@@ -239,3 +239,14 @@ async fn without_a_broker_no_lane_is_held_and_the_table_is_not_polled() -> Resul
     assert_eq!(yard.unpublished().await?, 4);
     Ok(())
 }
+
+#[tokio::test]
+async fn a_routing_key_is_made_by_the_template() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["shop.Happened"]).await?;
+    yard.fill(3, 1).await?;
+    let mut config = yard.config(1)?;
+    config.routing_key = "shop.{event_type}".parse().map_err(anyhow::Error::msg)?;
+    Relay::new(&config).drain().await?;
+    arrived(&tap, 3).await
+}

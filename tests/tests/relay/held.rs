@@ -5,8 +5,6 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use semel_core::lifecycle::Pass;
 use semel_relay::{Config, RelayError, TopologyMode};
-use semel_tests::services::Services;
-use semel_tests::skip::skip;
 use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 use tokio::sync::Mutex;
@@ -226,74 +224,5 @@ async fn an_exchange_that_is_deleted_amid_a_batch_and_put_back_loses_nothing_and
     assert_eq!(tap.messages()?.len(), left, "only what was not confirmed is sent again");
     assert_eq!(first_deliveries(&tap, "a1")?, (marked + 1..=EVENTS).collect::<Vec<_>>());
     assert_eq!(yard.count("attempts > 0 OR held_at IS NOT NULL").await?, 0);
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_queue_that_never_confirms_holds_its_own_events_alone() -> Result<()> {
-    let services = Services::from_env()?;
-    let Some(server) = services.rabbitmq.private() else {
-        return Ok(skip(
-            "a_queue_that_never_confirms_holds_its_own_events_alone",
-            "only a server of our own can be told to be silent",
-        )?);
-    };
-    let yard = Yard::on(&services).await?;
-    let tap = yard.tap(&["thing.Happened"]).await?;
-    let silent = yard.vhost.scoped("silent");
-    let quiet = Tap::open(&yard.vhost.url(), &yard.exchange, &silent, &["thing.Silent"]).await?;
-    suspend(server, &yard, &silent, "suspend").await?;
-    let mut connection = yard.connect().await?;
-    for aggregate in 0..20 {
-        let name = format!("s{aggregate}");
-        yard.insert(&mut connection, &name, 1, "Silent").await?;
-        yard.insert(&mut connection, &name, 2, "Happened").await?;
-    }
-    yard.fill(100, 2).await?;
-    let mut config = yard.config(1)?;
-    config.confirm_limit = Duration::from_secs(2);
-    let relay = Mutex::new(Relay::new(&config));
-    let healthy = "published_at IS NULL AND aggregate_id LIKE 'a%'";
-    let none = || async {
-        // A wave that ran out of time costs the connection.
-        let passed = relay.lock().await.pass().await;
-        match (yard.count(healthy).await, yard.count("last_error LIKE 'unknown%'").await) {
-            (Ok(0), Ok(20)) => Ok(()),
-            other => Err(format!("{passed:?}, {other:?}")),
-        }
-    };
-    eventually("healthy events to go on, and silent ones to be set aside", SOON, none).await?;
-    arrived(&tap, 200).await?;
-    assert_eq!(
-        yard.count("event_type = 'Happened' AND aggregate_id LIKE 's%' AND published_at IS NOT NULL").await?,
-        0
-    );
-
-    suspend(server, &yard, &silent, "resume").await?;
-    let none = || async {
-        let passed = relay.lock().await.pass().await;
-        match yard.unpublished().await {
-            Ok(0) => Ok(()),
-            other => Err(format!("{passed:?}, {other:?}")),
-        }
-    };
-    // One that was sent with no other to compare it with was put off for half a minute.
-    eventually("all to be published", Duration::from_mins(2), none).await?;
-    arrived(&quiet, 20).await?;
-    arrived(&tap, 220).await
-}
-
-/// Suspends or resumes the process of a queue.
-async fn suspend(
-    server: &semel_tests::services::PrivateRabbitMq,
-    yard: &Yard,
-    queue: &str,
-    how: &str,
-) -> Result<()> {
-    let code = format!(
-        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{}\">>, queue, <<\"{queue}\">>)), ok = sys:{how}(amqqueue:get_pid(Q)).",
-        yard.vhost.name()
-    );
-    server.control(&["eval", &code]).await?;
     Ok(())
 }

@@ -150,7 +150,7 @@ async fn hot_path(connection: &mut PgConnection, round: &str) -> Result<()> {
 /// The gauges count the pending events, so they may read each of them; but not the published ones.
 async fn gauges(connection: &mut PgConnection, round: &str, pending: i64) -> Result<()> {
     let before = touched(connection).await?;
-    outbox::sample(connection).await?;
+    outbox::sample(connection, &Floors::NONE).await?;
     let after = touched(connection).await?;
     assert_eq!(after.sequential_scans, before.sequential_scans, "sample ({round}): read the whole table");
     let used = after.blocks - before.blocks;
@@ -240,7 +240,7 @@ async fn about_chains(connection: &mut PgConnection, round: &str) -> Result<()> 
         .map(|event| held::Aggregate { kind: event.aggregate_type.clone(), id: event.aggregate_id.clone() })
         .collect();
     held::settle(&mut tx, &chains).await?;
-    held::postpone(&mut tx, &chains, std::time::Duration::from_secs(1)).await?;
+    held::postpone(&mut tx, &chains, &policy).await?;
     let blocks = touched_within(&mut tx).await? - before;
     assert!(blocks <= 200 * 100, "hold and settle ({round}): touched {blocks} blocks");
     tx.rollback().await?;

@@ -6,6 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use semel_tests::net::free_port;
 use semel_tests::process::{Daemon, binary};
 use semel_tests::proxy::Fault;
+use semel_tests::services::{ROLE, Services};
+use semel_tests::skip::skip;
 use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 
@@ -234,5 +236,56 @@ async fn stops_with_exit_code_0_in_the_middle_of_a_backlog() -> Result<()> {
     assert_eq!(tap.messages()?.len(), 20_000, "a clean stop repeats nothing");
     heir.terminate()?;
     ensure!(heir.wait_exit(Duration::from_secs(25)).await?.success(), "the heir stops cleanly too");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_relay_that_may_not_mark_sends_nothing_and_ends_with_an_error() -> Result<()> {
+    let services = Services::from_env()?;
+    if services.postgres.private().is_none() {
+        let name = "a_relay_that_may_not_mark_sends_nothing_and_ends_with_an_error";
+        return Ok(skip(name, "a given role may be a superuser")?);
+    }
+    let yard = Yard::on(&services).await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    yard.fill(20, 2).await?;
+    yard.execute(&format!("REVOKE UPDATE ON outbox FROM {ROLE}")).await?;
+    let (relay, _) = start(&yard, "powerless", &[]).await?;
+    let status = relay.wait_exit(READY).await?;
+    ensure!(!status.success(), "left with {status}");
+    let told = |line: &String| line.contains("takes a relay's writes") && line.contains("permission denied");
+    ensure!(relay.lines().iter().any(told), "{:?}", relay.lines());
+    ensure!(tap.messages()?.is_empty(), "it sent what it cannot mark");
+    yard.execute(&format!("GRANT UPDATE ON outbox TO {ROLE}")).await?;
+    let (_heir, _) = start(&yard, "heir", &[]).await?;
+    arrived(&tap, 40).await
+}
+
+#[tokio::test]
+async fn a_link_for_hints_that_dies_silently_costs_latency_alone() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let (proxy, url) = yard.database_behind_proxy().await?;
+    let (relay, admin) = start(&yard, "deaf", &[("SEMEL_RELAY_LISTEN_URL", url.as_str())]).await?;
+    relay.wait_ready(admin, READY).await?;
+    let listens = || async {
+        let listeners = "SELECT count(*) FROM pg_stat_activity
+             WHERE datname = current_database() AND application_name = 'semel-relay listener' AND query LIKE 'LISTEN%'";
+        let mut connection = yard.connect().await.map_err(|error| error.to_string())?;
+        match sqlx::query_scalar::<_, i64>(listeners).fetch_one(&mut connection).await {
+            Ok(1) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("it to listen", READY, listens).await?;
+    proxy.set_both(Fault::BlackHole);
+    for round in 1..=5 {
+        let began = std::time::Instant::now();
+        yard.fill(10, 1).await?;
+        yard.execute("NOTIFY semel_outbox").await?;
+        arrived(&tap, round * 10).await?;
+        ensure!(began.elapsed() < Duration::from_secs(5), "round {round} took {:?}", began.elapsed());
+    }
+    ensure!(relay.is_running(), "it ended");
     Ok(())
 }

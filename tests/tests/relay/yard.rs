@@ -7,7 +7,7 @@ use semel_core::admin::Health;
 use semel_core::lifecycle::{Pass, Work as _};
 use semel_core::outbox::held::Policy;
 use semel_core::schema::{self, ENGINE};
-use semel_relay::{Config, Prober, RelayError, Shared, TopologyMode, Worker};
+use semel_relay::{Config, Prober, RelayError, RoutingKey, Shared, TopologyMode, Worker};
 use semel_tests::proxy::Proxy;
 use semel_tests::services::{Database, Services, Vhost};
 use semel_tests::tap::Tap;
@@ -48,6 +48,7 @@ impl Yard {
             listen: self.database.url().parse()?,
             broker: self.vhost.url().parse()?,
             exchange: self.exchange.clone(),
+            routing_key: RoutingKey::default(),
             topology: TopologyMode::Declare,
             source: "yard".to_owned(),
             workers,
@@ -138,19 +139,29 @@ impl Yard {
 
     /// Puts a proxy in front of the broker, and returns the URL through it.
     pub(crate) async fn broker_behind_proxy(&self) -> Result<(Proxy, String)> {
-        let mut url = reqwest::Url::parse(&self.vhost.url())?;
-        let target = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
-        let target = tokio::net::lookup_host(target).await?.next().context("no address")?;
-        let proxy = Proxy::start(target).await?;
-        url.set_host(Some("127.0.0.1"))?;
-        url.set_port(Some(proxy.addr().port())).ok().context("no port in the URL")?;
-        Ok((proxy, url.to_string()))
+        behind_proxy(&self.vhost.url()).await
+    }
+
+    /// Puts a proxy in front of the database, and returns the URL through it.
+    pub(crate) async fn database_behind_proxy(&self) -> Result<(Proxy, String)> {
+        behind_proxy(&self.database.url()).await
     }
 
     pub(crate) async fn unpublished(&self) -> Result<i64> {
         let query = "SELECT count(*) FROM outbox WHERE published_at IS NULL";
         Ok(sqlx::query(query).fetch_one(&mut self.connect().await?).await?.try_get(0)?)
     }
+}
+
+/// Puts a proxy in front of a server, and returns the URL through it.
+async fn behind_proxy(url: &str) -> Result<(Proxy, String)> {
+    let mut url = reqwest::Url::parse(url)?;
+    let target = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
+    let target = tokio::net::lookup_host(target).await?.next().context("no address")?;
+    let proxy = Proxy::start(target).await?;
+    url.set_host(Some("127.0.0.1"))?;
+    url.set_port(Some(proxy.addr().port())).ok().context("no port in the URL")?;
+    Ok((proxy, url.to_string()))
 }
 
 /// A relay process's parts, driven by hand.

@@ -65,6 +65,10 @@ impl Provider {
         Self { address: ([127, 0, 0, 1], 1).into(), ..self.clone() }
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }

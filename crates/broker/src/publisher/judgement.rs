@@ -25,6 +25,10 @@ pub(super) enum Heard {
     Ack(Option<Return>),
     /// The broker did not take it; the library attached this return, of whichever message.
     Nack(Option<Return>),
+    /// It was not sent, because the protocol cannot hold it.
+    Refused { reason: String },
+    /// Nothing although it was sent, until it was no longer waited for.
+    Silence,
     /// Nothing, for this reason.
     Nothing { reason: String },
 }
@@ -66,7 +70,7 @@ pub(super) struct Judged {
 
 /// Judges messages by their distinct ids.
 pub(super) fn judge(ids: &[Option<&str>], heard: Vec<Heard>) -> Judged {
-    let complete = !heard.iter().any(|heard| matches!(heard, Heard::Nothing { .. }));
+    let complete = !heard.iter().any(|heard| matches!(heard, Heard::Silence | Heard::Nothing { .. }));
 
     let mut returned: HashMap<Option<String>, String> = HashMap::new();
     let mut acks = Vec::with_capacity(heard.len());
@@ -74,6 +78,8 @@ pub(super) fn judge(ids: &[Option<&str>], heard: Vec<Heard>) -> Judged {
         acks.push(match heard {
             Heard::Ack(None) => Ack::Plain,
             Heard::Nack(None) => Ack::Refused,
+            Heard::Refused { reason } => Ack::Unsendable(reason),
+            Heard::Silence => Ack::Late,
             Heard::Nothing { reason } => Ack::Missing(reason),
             Heard::Ack(Some(message)) => {
                 returned.insert(message.id, message.reason);
@@ -92,6 +98,8 @@ pub(super) fn judge(ids: &[Option<&str>], heard: Vec<Heard>) -> Judged {
         .map(|(id, ack)| match (returned.remove(&id.map(str::to_owned)), ack) {
             (Some(reason), _) => Outcome::Returned { reason },
             (None, Ack::Refused) => Outcome::Nacked,
+            (None, Ack::Unsendable(reason)) => Outcome::Refused { reason },
+            (None, Ack::Late) => Outcome::Unconfirmed,
             (None, Ack::Missing(reason)) => Outcome::Unknown { reason },
             (None, Ack::Plain) => Outcome::Confirmed,
             (None, Ack::WithReturn) if complete => Outcome::Confirmed,
@@ -117,6 +125,8 @@ enum Ack {
     Plain,
     WithReturn,
     Refused,
+    Unsendable(String),
+    Late,
     Missing(String),
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use lapin::options::{BasicPublishOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use semel_broker::inspect::{self, QueueKind};
-use semel_broker::{Envelope, HeaderValue, Outcome, Outgoing, Received};
+use semel_broker::{Acceptance, Envelope, HeaderValue, Outcome, Outgoing, Received};
 
 use crate::support::{Bed, envelope, next, raw_url, text};
 
@@ -294,6 +294,32 @@ async fn a_returned_payload_is_not_logged() {
         let wave = publisher.publish_wave(vec![bed.outgoing("nowhere", "secret")]).await;
         assert_eq!(wave.outcomes, [returned()]);
         assert_eq!(RETURNS_IN_THE_LOG.load(Ordering::SeqCst), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn asking_whether_an_exchange_takes_messages_sends_none() {
+    Bed::run(async |bed| {
+        let queue = bed.queue_name();
+        inspect::declare_plain_queue(&bed.connection, &queue, QueueKind::Quorum, &bed.exchange, &["#"])
+            .await
+            .unwrap();
+        let mut publisher = bed.publisher().await;
+        for (exchange, acceptance) in [
+            (bed.exchange.as_str(), Acceptance::Takes),
+            ("no such exchange", Acceptance::Missing),
+            ("", Acceptance::Takes),
+        ] {
+            assert_eq!(publisher.exchange_takes(exchange).await.unwrap(), acceptance, "{exchange}");
+        }
+        assert!(publisher.is_usable());
+        // Whatever was sent before it is in the queue before it.
+        let wave = publisher.publish_wave(vec![bed.outgoing("in", "last")]).await;
+        assert_eq!(wave.outcomes, [Outcome::Confirmed]);
+        bed.wait_for_count(&queue, 1).await;
+        let taken = inspect::take(&bed.connection, &queue, 2).await.unwrap();
+        assert_eq!(taken.iter().map(text).collect::<Vec<_>>(), ["last"]);
     })
     .await;
 }

@@ -12,6 +12,7 @@ use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::admission::{Admission, Token};
 use super::store::{self, Fence, KeyState, KnownKey, LookedUp, NewKey};
 use super::{Command, InvalidCommand, Request, RequestHash, Scope, StoredResponse};
 use crate::database::{self, Failure, Lent};
@@ -22,6 +23,9 @@ const MAX_EXECUTIONS: u32 = 4;
 
 /// What a client is told to wait while another request with its key runs, or an outcome is being found out.
 const RETRY_RUNNING: Duration = Duration::from_secs(1);
+
+/// What a client is told to wait that has too many keys in progress: a while, since those end when a provider answers.
+const RETRY_IN_PROGRESS: Duration = Duration::from_secs(5);
 
 /// For how long an acquisition is believed: longer than a provider's deadline and the writes around it.
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -87,6 +91,11 @@ pub trait Operation: Send + Sync {
 
     /// Says whether a new execution may begin; what has begun is driven on in any case.
     fn may_begin(&self) -> bool {
+        true
+    }
+
+    /// Says whether it claims its key before its effect, which leaves the key in progress for a while.
+    fn claims(&self) -> bool {
         true
     }
 
@@ -163,6 +172,11 @@ pub enum Answer {
     Invalid(InvalidCommand),
     /// What it acts on is not as it has to be; nothing was stored.
     Hindered(Hindrance),
+    /// The client begins too much; nothing was stored.
+    Limited {
+        /// When to ask again.
+        retry_after: Duration,
+    },
     /// Whether it was executed is not known yet.
     Unknown {
         /// What it makes, if it was.
@@ -202,6 +216,22 @@ pub enum EngineError {
     },
 }
 
+/// On what terms keys are taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// For how long a completed key is replayed.
+    pub retention: Duration,
+    /// What new executions a client may begin; none bounds nothing.
+    pub admission: Option<&'a Admission>,
+}
+
+/// Whoever bounds nothing has a retention alone.
+impl From<Duration> for Terms<'_> {
+    fn from(retention: Duration) -> Self {
+        Self { retention, admission: None }
+    }
+}
+
 /// Runs a keyed request. Must not be dropped half-way: run it in a task of its own, see
 /// [`Lifecycle::spawn`](crate::lifecycle::Lifecycle::spawn).
 ///
@@ -214,9 +244,10 @@ pub async fn run<O: Operation>(
     scope: &Scope,
     command: &O::Command,
     request: &Request,
-    retention: Duration,
+    terms: impl Into<Terms<'_>>,
 ) -> Result<Answer, EngineError> {
-    let answer = Run { pool, operation, scope, command, request, retention }.answer().await?;
+    let Terms { retention, admission } = terms.into();
+    let answer = Run { pool, operation, scope, command, request, retention, admission }.answer().await?;
     count_request(scope.operation, outcome(&answer));
     Ok(answer)
 }
@@ -261,6 +292,7 @@ fn outcome(answer: &Answer) -> Option<KeyOutcome> {
         Answer::InProgress { .. } => Some(KeyOutcome::InProgress),
         Answer::Mismatch => Some(KeyOutcome::Mismatch),
         Answer::Expired { .. } => Some(KeyOutcome::Expired),
+        Answer::Limited { .. } => Some(KeyOutcome::Limited),
         Answer::Unknown { .. } | Answer::NeedsAttention { .. } => Some(KeyOutcome::Unknown),
         Answer::Invalid(_) | Answer::Hindered(_) | Answer::Unavailable | Answer::Unreadable => None,
     }
@@ -273,6 +305,7 @@ struct Run<'a, O: Operation> {
     command: &'a O::Command,
     request: &'a Request,
     retention: Duration,
+    admission: Option<&'a Admission>,
 }
 
 /// How an execution that did not write ended.
@@ -304,14 +337,43 @@ impl<O: Operation> Run<'_, O> {
         if !self.operation.may_begin() {
             return Ok(Answer::Unavailable);
         }
-        self.execute(connection, hash, &encoded).await
+        match self.admit(&mut connection).await {
+            Ok(Ok(token)) => self.execute(connection, token, hash, &encoded).await,
+            Ok(Err(retry_after)) => Ok(Answer::Limited { retry_after }),
+            Err(error) => self.nothing_executed(error),
+        }
+    }
+
+    /// Asks whether the client may begin one more execution; otherwise returns when to ask again.
+    async fn admit(&self, connection: &mut Lent) -> Result<Result<Option<Token<'_>>, Duration>, sqlx::Error> {
+        let Some(admission) = self.admission else { return Ok(Ok(None)) };
+        let client = &self.scope.client;
+        let token = match admission.take(client) {
+            Ok(token) => token,
+            Err(wait) => return Ok(Err(wait)),
+        };
+        if let Some(most) = admission.most_in_progress().filter(|_| self.operation.claims()) {
+            let most = i64::from(most.get());
+            if connection.call(async |c| store::count_in_progress(c, client, most).await).await? >= most {
+                return Ok(Err(RETRY_IN_PROGRESS));
+            }
+        }
+        Ok(Ok(Some(token)))
     }
 
     /// Executes, and settles what became of it: races that were lost, deadlocks, and commits whose answer was lost.
     ///
     /// An unknown commit is asked about by beginning again. Its absence would prove nothing, since the old transaction may
     /// still commit; but inserting the key again waits for it, and the row tells whose it is.
-    async fn execute(&self, first: Lent, hash: RequestHash, encoded: &Value) -> Result<Answer, EngineError> {
+    ///
+    /// The token is spent once something was written, or may have been.
+    async fn execute(
+        &self,
+        first: Lent,
+        mut token: Option<Token<'_>>,
+        hash: RequestHash,
+        encoded: &Value,
+    ) -> Result<Answer, EngineError> {
         let resource_id = self.operation.resource_id(self.scope);
         let key = NewKey { scope: self.scope, hash, command: encoded, resource_id, request: self.request };
         let mut unsettled = false;
@@ -322,10 +384,17 @@ impl<O: Operation> Run<'_, O> {
                 None => Lent::from(self.pool).await,
             };
             let Ok(mut connection) = acquired else { continue };
-            match connection
+            let begun = connection
                 .call(async |c| self.operation.begin(c, &key, self.command, self.retention).await)
-                .await
-            {
+                .await;
+            let may_be_written = match &begun {
+                Ok(begun) => begun.is_some(),
+                Err(error) => database::failure(error) == Failure::Unknown,
+            };
+            if may_be_written && let Some(token) = &mut token {
+                token.spend();
+            }
+            match begun {
                 Ok(Some(Begun::Completed { response, expires_at })) => {
                     return Ok(Answer::Fresh { response, expires_at });
                 }

@@ -13,7 +13,7 @@ use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Request, RequestHash, Scope, StoredResponse};
+use super::{ClientId, Request, RequestHash, Scope, StoredResponse};
 
 /// A key that is known.
 #[derive(Clone, Debug)]
@@ -222,6 +222,28 @@ pub async fn claim(
     .fetch_optional(connection)
     .await?;
     Ok(fence.map(Fence))
+}
+
+/// Counts a client's keys in progress, up to `limit`.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn count_in_progress(
+    connection: &mut PgConnection,
+    client: &ClientId,
+    limit: i64,
+) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"-- idempotency_count_in_progress
+        SELECT count(*) AS "in_progress!" FROM (
+            SELECT FROM idempotency_keys WHERE client_id = $1 AND status = 'in_progress' LIMIT $2
+        ) AS live"#,
+        client.as_str(),
+        limit
+    )
+    .fetch_one(connection)
+    .await
 }
 
 /// Takes over a key whose lease is dead, from the acquisition `seen`; execution resumes at its recovery point.

@@ -250,12 +250,13 @@ pub async fn hold(
         WITH failed AS (
             UPDATE outbox
             SET attempts = attempts + 1,
-                last_error = ($2::TEXT[])[array_position($1, event_id)],
-                first_error = COALESCE(first_error, ($2::TEXT[])[array_position($1, event_id)]),
+                last_error = failure.error,
+                first_error = COALESCE(first_error, failure.error),
                 held_at = COALESCE(held_at, clock_timestamp()),
                 dead_at = CASE WHEN attempts + 1 >= $3 THEN clock_timestamp() END,
                 skipped_at = CASE WHEN attempts + 1 >= $3 AND event_type = ANY ($4) THEN clock_timestamp() END
-            WHERE event_id = ANY ($1) AND published_at IS NULL AND dead_at IS NULL AND discarded_at IS NULL
+            FROM unnest($1::UUID[], $2::TEXT[]) AS failure (id_of_event, error)
+            WHERE event_id = id_of_event AND published_at IS NULL AND dead_at IS NULL AND discarded_at IS NULL
             RETURNING event_id, aggregate_type, aggregate_id, lane, attempts, dead_at, skipped_at
         ), chain AS (
             INSERT INTO outbox_held (aggregate_type, aggregate_id, lane, next_attempt_at, dead_at)
@@ -298,7 +299,8 @@ fn bounded(error: &str) -> String {
     error[..end].to_owned()
 }
 
-/// Puts chains off for a while, at no cost to their events.
+/// Puts chains off, at no cost to their events: for about as long as their first event has been set aside already, so that
+/// the waits grow, and within the policy's bounds.
 ///
 /// # Errors
 ///
@@ -306,17 +308,26 @@ fn bounded(error: &str) -> String {
 pub async fn postpone(
     connection: &mut PgConnection,
     chains: &[Aggregate],
-    wait: Duration,
+    policy: &Policy,
 ) -> Result<(), sqlx::Error> {
     let (kinds, ids) = columns(chains);
     sqlx::query!(
         "-- outbox_postpone
-        UPDATE outbox_held SET next_attempt_at = clock_timestamp() + $3::INTERVAL * (0.5 + random() / 2)
+        UPDATE outbox_held
+        SET next_attempt_at = clock_timestamp()
+            + LEAST(GREATEST(clock_timestamp() - head.held_at, $3::INTERVAL), $4::INTERVAL) * (0.5 + random() / 2)
         FROM unnest($1::TEXT[], $2::TEXT[]) AS late (kind, name)
-        WHERE aggregate_type = kind AND aggregate_id = name AND dead_at IS NULL",
+        CROSS JOIN LATERAL (
+            SELECT held_at FROM outbox
+            WHERE aggregate_type = kind AND aggregate_id = name
+              AND held_at IS NOT NULL AND published_at IS NULL AND discarded_at IS NULL AND skipped_at IS NULL
+            ORDER BY aggregate_type, aggregate_id, id LIMIT 1
+        ) AS head
+        WHERE aggregate_type = kind AND aggregate_id = name AND outbox_held.dead_at IS NULL",
         &kinds,
         &ids,
-        interval(wait)
+        interval(policy.shortest),
+        interval(policy.longest)
     )
     .execute(connection)
     .await?;

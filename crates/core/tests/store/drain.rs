@@ -248,7 +248,7 @@ async fn the_sample_tells_what_waits_and_what_is_set_aside() {
              UPDATE outbox SET created_at = now() - INTERVAL '10 minutes' WHERE id = 4",
         )
         .await;
-        let sample = outbox::sample(&mut db.pool.acquire().await.unwrap()).await.unwrap();
+        let sample = outbox::sample(&mut db.pool.acquire().await.unwrap(), &Floors::NONE).await.unwrap();
         assert_eq!((sample.pending, sample.held, sample.dead), (2, 2, 1));
         let near = |seconds: f64, minutes: f64| (seconds - minutes * 60.0).abs() < 60.0;
         assert!(near(sample.oldest_pending_age, 10.0), "{sample:?}");

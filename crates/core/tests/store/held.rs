@@ -194,7 +194,7 @@ async fn a_dead_event_blocks_its_aggregate_unless_its_type_is_skipped() {
             assert_eq!(lanes_to_work_on(&mut connection).await, 0, "never due");
             assert!(fail(&mut connection, events[0], &policy(2, skip)).await.is_empty(), "dead once");
         }
-        let sample = outbox::sample(&mut db.pool.acquire().await.unwrap()).await.unwrap();
+        let sample = outbox::sample(&mut db.pool.acquire().await.unwrap(), &Floors::NONE).await.unwrap();
         assert_eq!((sample.pending, sample.held, sample.dead), (0, 6, 2));
     })
     .await;
@@ -241,15 +241,43 @@ async fn a_chain_with_nothing_in_it_is_told_and_goes() {
 }
 
 #[tokio::test]
-async fn a_chain_that_is_put_off_costs_its_event_no_attempt() {
+async fn a_chain_is_put_off_for_about_as_long_as_it_waits_and_costs_its_event_no_attempt() {
     with_database(async |db: Database| {
         let a = append(&db, "a", 1).await;
         let mut connection = db.pool.acquire().await.unwrap();
-        fail(&mut connection, a[0], &policy(10, &[])).await;
-        time_passes(&db).await;
-        held::postpone(&mut connection, &[chain("a")], Duration::from_secs(30)).await.unwrap();
+        let policy = policy(10, &[]);
+        fail(&mut connection, a[0], &policy).await;
+        // Never less than the policy's shortest wait, nor more than its longest; and half of each may be jitter.
+        for (age, shortest, longest) in [(1, 4, 8), (12, 6, 13), (3600, 10, 20)] {
+            sqlx::query("UPDATE outbox SET held_at = now() - make_interval(secs => $1)")
+                .bind(f64::from(age))
+                .execute(&mut *connection)
+                .await
+                .unwrap();
+            held::postpone(&mut connection, &[chain("a")], &policy).await.unwrap();
+            let wait = "SELECT EXTRACT(EPOCH FROM next_attempt_at - now())::BIGINT FROM outbox_held";
+            let wait = db.count(wait).await;
+            assert!((shortest..=longest).contains(&wait), "put off for {wait} s after {age} s");
+        }
         assert!(due(&mut connection, 10, i64::MAX).await.is_empty());
         assert_eq!(db.count("SELECT attempts::BIGINT FROM outbox").await, 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn each_of_several_failures_leaves_its_own_words() {
+    with_database(async |db: Database| {
+        let failure = |event_id| Failure { event_id, error: format!("failed {event_id}") };
+        let mut failures = Vec::new();
+        for aggregate in ["a", "b", "c"] {
+            failures.push(failure(append(&db, aggregate, 1).await[0]));
+        }
+        let mut connection = db.pool.acquire().await.unwrap();
+        let held = held::hold(&mut connection, &failures, &policy(10, &[])).await.unwrap();
+        assert_eq!(held.len(), 3);
+        let own = "SELECT count(*) FROM outbox WHERE first_error = 'failed ' || event_id AND last_error = first_error";
+        assert_eq!(db.count(own).await, 3);
     })
     .await;
 }

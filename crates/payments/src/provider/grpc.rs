@@ -9,7 +9,7 @@ use semel_proto::provider::v1::{
     CancelChargeRequest, Charge, ChargeOrder, ChargeRequest, GetChargeRequest, GetRefundRequest,
     ListChargesRequest, ListChargesResponse, Reason, Refund, RefundRequest, charge, refund,
 };
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
 use super::breaker::Breaker;
@@ -50,8 +50,29 @@ impl GrpcProvider {
     ///
     /// When the endpoint is no URL.
     pub fn new(endpoint: &str, dedup: Dedup) -> Result<Self, InvalidEndpoint> {
-        let channel = Endpoint::from_shared(endpoint.to_owned())
-            .map_err(InvalidEndpoint)?
+        Self::certified_by(endpoint, None, dedup)
+    }
+
+    /// As [`GrpcProvider::new`], and trusts these authorities (PEM) to certify it, beside the machine's.
+    ///
+    /// # Errors
+    ///
+    /// When the endpoint is no URL, or the authorities are no certificates.
+    pub fn certified_by(
+        endpoint: &str,
+        authorities: Option<&str>,
+        dedup: Dedup,
+    ) -> Result<Self, InvalidEndpoint> {
+        let mut channel = Endpoint::from_shared(endpoint.to_owned()).map_err(InvalidEndpoint)?;
+        if endpoint.starts_with("https://") {
+            let tls = ClientTlsConfig::new().with_native_roots();
+            let tls = match authorities {
+                Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
+                None => tls,
+            };
+            channel = channel.tls_config(tls).map_err(InvalidEndpoint)?;
+        }
+        let channel = channel
             .connect_timeout(Duration::from_secs(3))
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(5))

@@ -187,6 +187,9 @@ async fn api(bench: &Bench, database: &Database, provider: &Running) -> Result<R
         .env("SEMEL_PROVIDER_URL", format!("http://{provider}"))
         .env("SEMEL_PROVIDER_HORIZON_HOURS", "0")
         .env("SEMEL_API_DB_CONNECTIONS", CONNECTIONS.to_string())
+        // All requests are one client's, as never in life.
+        .env("SEMEL_API_CLIENT_CLAIMS_PER_SECOND", "1000000")
+        .env("SEMEL_API_CLIENT_CLAIMS_BURST", "1000000")
         .env("SEMEL_LOG_FORMAT", "text")
         .envs(bench.api_env.iter().map(|(name, value)| (name, value)));
     let daemon = command.start().await?;

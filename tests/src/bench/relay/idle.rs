@@ -9,7 +9,7 @@ use super::super::Bench;
 use super::super::phase::phase;
 use super::super::report::{Figure, Goal, Line, Report, Unit};
 use super::super::stage::{self, Stage};
-use super::super::usage::{processor_time, resident_mebibytes};
+use super::super::usage::processor_time;
 use super::drain_limit;
 
 /// How many events it has drained before.
@@ -39,7 +39,8 @@ pub(super) async fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
         watching.tick().await;
         let after = (transactions(&mut connection).await?, processor_time(pid)?);
         let seconds = began.elapsed().as_secs_f64();
-        let resident = resident_mebibytes(pid)?;
+        #[expect(clippy::cast_precision_loss, reason = "memory lies far below 2^53 bytes")]
+        let resident = relays[0].daemon.id().resident_bytes()? as f64 / (1024.0 * 1024.0);
         stage::stop(&relays).await?;
         // One of the transactions was our own look.
         let statements = (after.0 - before.0 - 1.0) / seconds;

@@ -79,7 +79,7 @@ impl Floors {
     }
 
     /// What a statement compares the server's run with.
-    pub(super) fn started(&self) -> Option<OffsetDateTime> {
+    pub(in crate::outbox) fn started(&self) -> Option<OffsetDateTime> {
         self.run.map(|run| run.0)
     }
 }

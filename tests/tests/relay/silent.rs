@@ -1,0 +1,194 @@
+//! Queues that do not confirm, and brokers that are slow to: the others go on, and nobody is blamed for slowness.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use semel_core::lifecycle::Work as _;
+use semel_tests::proxy::{Direction, Fault};
+use semel_tests::services::{PrivateRabbitMq, Services};
+use semel_tests::skip::skip;
+use semel_tests::tap::Tap;
+use semel_tests::wait::eventually;
+use tokio::sync::Mutex;
+
+use crate::yard::{Relay, Yard, arrived};
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// Why a test is skipped.
+const OWN: &str = "only a server of our own can be told to be silent";
+
+/// A queue for `thing.Silent` that takes messages and does not confirm them.
+struct Silence<'a> {
+    server: &'a PrivateRabbitMq,
+    vhost: &'a str,
+    queue: String,
+    tap: Tap,
+}
+
+impl<'a> Silence<'a> {
+    async fn begin(server: &'a PrivateRabbitMq, yard: &'a Yard) -> Result<Self> {
+        let queue = yard.vhost.scoped("silent");
+        let tap = Tap::open(&yard.vhost.url(), &yard.exchange, &queue, &["thing.Silent"]).await?;
+        let silence = Self { server, vhost: yard.vhost.name(), queue, tap };
+        silence.tell("suspend").await?;
+        Ok(silence)
+    }
+
+    async fn end(&self) -> Result<()> {
+        self.tell("resume").await
+    }
+
+    /// Suspends or resumes the queue's process.
+    async fn tell(&self, how: &str) -> Result<()> {
+        let (vhost, queue) = (self.vhost, &self.queue);
+        let code = format!(
+            "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, <<\"{queue}\">>)), ok = sys:{how}(amqqueue:get_pid(Q))."
+        );
+        self.server.control(&["eval", &code]).await?;
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_queue_that_never_confirms_holds_its_own_events_alone() -> Result<()> {
+    let services = Services::from_env()?;
+    let Some(server) = services.rabbitmq.private() else {
+        return Ok(skip("a_queue_that_never_confirms_holds_its_own_events_alone", OWN)?);
+    };
+    let yard = Yard::on(&services).await?;
+    let silence = Silence::begin(server, &yard).await?;
+    let outcome = holds_its_own_events_alone(&yard, &silence).await;
+    // Whatever became of the test: a queue that hangs cannot be deleted.
+    silence.end().await?;
+    outcome
+}
+
+async fn holds_its_own_events_alone(yard: &Yard, silence: &Silence<'_>) -> Result<()> {
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let mut connection = yard.connect().await?;
+    for aggregate in 0..20 {
+        let name = format!("s{aggregate}");
+        yard.insert(&mut connection, &name, 1, "Silent").await?;
+        yard.insert(&mut connection, &name, 2, "Happened").await?;
+    }
+    yard.fill(100, 2).await?;
+    let mut config = yard.config(1)?;
+    config.confirm_limit = Duration::from_secs(2);
+    let relay = Mutex::new(Relay::new(&config));
+    let healthy = "published_at IS NULL AND aggregate_id LIKE 'a%'";
+    let none = || async {
+        let passed = relay.lock().await.pass().await;
+        match (yard.count(healthy).await, yard.count("last_error LIKE 'unknown%'").await) {
+            (Ok(0), Ok(20)) => Ok(()),
+            other => Err(format!("{passed:?}, {other:?}")),
+        }
+    };
+    eventually("healthy events to go on, and silent ones to be set aside", SOON, none).await?;
+    arrived(&tap, 200).await?;
+    assert_eq!(
+        yard.count("event_type = 'Happened' AND aggregate_id LIKE 's%' AND published_at IS NOT NULL").await?,
+        0
+    );
+
+    silence.end().await?;
+    let none = || async {
+        let passed = relay.lock().await.pass().await;
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{passed:?}, {other:?}")),
+        }
+    };
+    eventually("all to be published", SOON, none).await?;
+    arrived(&silence.tap, 20).await?;
+    arrived(&tap, 220).await
+}
+
+#[tokio::test]
+async fn chains_that_lead_to_a_silent_queue_hold_no_lane_for_long() -> Result<()> {
+    let services = Services::from_env()?;
+    let Some(server) = services.rabbitmq.private() else {
+        return Ok(skip("chains_that_lead_to_a_silent_queue_hold_no_lane_for_long", OWN)?);
+    };
+    let yard = Yard::on(&services).await?;
+    let silence = Silence::begin(server, &yard).await?;
+    let outcome = hold_no_lane_for_long(&yard).await;
+    silence.end().await?;
+    outcome
+}
+
+async fn hold_no_lane_for_long(yard: &Yard) -> Result<()> {
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let mut connection = yard.connect().await?;
+    for aggregate in 0..20 {
+        yard.insert(&mut connection, &format!("s{aggregate}"), 1, "Silent").await?;
+    }
+    yard.fill(100, 1).await?;
+    let mut config = yard.config(1)?;
+    config.batch = 64 * 100;
+    let mut relay = Relay::new(&config);
+    relay.connect().await?;
+    while yard.count("held_at IS NULL AND published_at IS NULL").await? > 0 {
+        relay.pass().await?;
+    }
+    assert_eq!(yard.count("attempts = 1 AND last_error LIKE 'unknown%'").await?, 20);
+
+    // Alone, none of them can be told from the victim of a slow broker: it is put off, longer and longer.
+    let mut tries = 0;
+    let began = Instant::now();
+    for round in 2..=12 {
+        yard.execute("UPDATE outbox_held SET next_attempt_at = now()").await?;
+        let began = Instant::now();
+        relay.pass().await?;
+        tries += u32::from(began.elapsed() > Duration::from_secs(2));
+        ensure!(began.elapsed() < Duration::from_secs(5), "lanes were held for {:?}", began.elapsed());
+        yard.fill(100, round).await?;
+        let began = Instant::now();
+        relay.pass().await?;
+        ensure!(began.elapsed() < Duration::from_secs(5), "healthy events took {:?}", began.elapsed());
+        ensure!(relay.workers[0].run_once().await.is_ok(), "the connection is good");
+    }
+    ensure!(tries > 0 && began.elapsed() < SOON, "{tries} tries in {:?}", began.elapsed());
+    assert_eq!(yard.count("aggregate_id LIKE 'a%' AND published_at IS NULL").await?, 0);
+    assert_eq!(
+        yard.count("aggregate_id LIKE 's%' AND attempts > 1").await?,
+        0,
+        "an event was blamed without proof"
+    );
+    arrived(&tap, 100 + (2..=12).sum::<usize>() * 100).await
+}
+
+#[tokio::test]
+async fn a_slow_broker_blames_no_event_that_it_has_not_confirmed_yet() -> Result<()> {
+    let yard = Yard::new().await?;
+    let tap = yard.tap(&["thing.Happened"]).await?;
+    let (proxy, url) = yard.broker_behind_proxy().await?;
+    yard.execute(
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+         SELECT 'thing', 'a' || n, 'Happened', jsonb_build_object('x', repeat('x', 1000)) FROM generate_series(1, 500) AS n",
+    )
+    .await?;
+    let mut config = yard.config(1)?;
+    (config.broker, config.confirm_limit, config.batch) = (url.parse()?, Duration::from_secs(2), 64 * 100);
+    let mut relay = Relay::new(&config);
+    relay.connect().await?;
+    // The wave takes over three seconds, and confirms come all the time.
+    proxy.set(Direction::ToServer, Fault::Throttle(250_000));
+    let _ = relay.pass().await;
+    let published = yard.count("published_at IS NOT NULL").await?;
+    ensure!((1..500).contains(&published), "{published} published: it was not amid a wave");
+    assert_eq!(yard.count("attempts > 0 OR held_at IS NOT NULL").await?, 0, "slowness is nobody's fault");
+
+    proxy.heal().await?;
+    let relay = Mutex::new(relay);
+    let none = || async {
+        let passed = relay.lock().await.pass().await;
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{passed:?}, {other:?}")),
+        }
+    };
+    eventually("all to be published", SOON, none).await?;
+    assert_eq!(yard.count("attempts > 0 OR held_at IS NOT NULL").await?, 0);
+    arrived(&tap, 500).await
+}
