@@ -10,7 +10,7 @@ use semel_proto::provider::v1::{Call, Happening, Reason};
 use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
-use crate::client::{ToldPayment, ToldRefund};
+use crate::client::{Acknowledged, ToldPayment, ToldRefund};
 use crate::provider::Control;
 use crate::reconcile::reconcile;
 use crate::system::{NAMESPACE, System, TENANT};
@@ -191,7 +191,7 @@ pub fn refunds(control: &Control, provider_key: &str) -> Result<usize> {
 ///
 /// They do not; the message says about what.
 pub async fn all_agree(system: &System, told: Vec<ToldPayment>) -> Result<()> {
-    all_agree_on_refunds(system, told, Vec::new()).await
+    all_agree_on(system, Vec::new(), told, Vec::new()).await
 }
 
 /// As [`all_agree`], where payments were refunded.
@@ -204,11 +204,25 @@ pub async fn all_agree_on_refunds(
     told: Vec<ToldPayment>,
     refunds: Vec<ToldRefund>,
 ) -> Result<()> {
+    all_agree_on(system, Vec::new(), told, refunds).await
+}
+
+/// As [`all_agree`], where orders were placed and payments refunded.
+///
+/// # Errors
+///
+/// They do not; the message says about what.
+pub async fn all_agree_on(
+    system: &System,
+    acknowledged: Vec<Acknowledged>,
+    told: Vec<ToldPayment>,
+    refunds: Vec<ToldRefund>,
+) -> Result<()> {
     system.place.settled(Duration::from_mins(2)).await?;
     // An outcome may be written after that look, and is then still on its way to the others; a contradiction stays one.
     let compared = || async {
         let sources = system
-            .sources_with_refunds(Vec::new(), told.clone(), refunds.clone())
+            .sources_with_refunds(acknowledged.clone(), told.clone(), refunds.clone())
             .await
             .map_err(|error| error.to_string())?;
         let differences = reconcile(&sources);

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use crate::arrival::Arrival;
 use crate::error::ApiError;
 use crate::front::ANSWER_WITHIN;
+use crate::json::InvalidBody;
 use crate::state::Api;
 use crate::{body, json, key};
 
@@ -61,6 +62,11 @@ where
     body::expect_json(&head.headers)?;
     let body = body::read(body).await?;
     let key = key::from_headers(&head.headers)?;
+    if head.uri.query().is_some() {
+        // What is not read is not hashed either, and its sender may mean something by it.
+        let reason = "a POST takes no parameters".to_owned();
+        return Err(ApiError::Query(InvalidBody { field: String::new(), reason }));
+    }
     let command = command(json::parse(&body).map_err(ApiError::Body)?);
     let scope = Scope { client, operation: O::Command::OPERATION, key };
     run(api, arrival, operation, scope, command, location).await?.written()

@@ -51,6 +51,7 @@ use semel_payments::schema::PAYMENTS;
 use sqlx::PgPool;
 
 pub use options::{Config, Options};
+pub use routes::router;
 pub use server::{Door, serve};
 pub use state::{Api, Settings};
 pub use tls::{Tls, TlsFiles};

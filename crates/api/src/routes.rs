@@ -9,8 +9,10 @@ use crate::error::ApiError;
 use crate::state::Api;
 use crate::{front, grpc, keys, openapi, orders, payments, refunds};
 
-/// Builds the router of HTTP and gRPC. Without a provider there are no payments and refunds.
-pub(crate) fn router(api: Api) -> Router {
+/// Builds the router of HTTP and gRPC, for [`serve`](crate::serve) or a connection of one's own. Without a provider there are no
+/// payments and refunds.
+#[must_use = "a router serves nothing by itself"]
+pub fn router(api: Api) -> Router {
     let mut routes = orders::routes().merge(keys::routes()).merge(openapi::routes());
     if let Some(make_payment) = api.make_payment.clone() {
         routes = routes.merge(refunds::routes(&make_payment)).merge(payments::routes(make_payment));

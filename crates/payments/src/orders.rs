@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use semel_core::database;
 use semel_core::derive::{self, Namespace};
 use semel_core::idempotency::engine::{Begun, Operation};
-use semel_core::idempotency::store::{self, NewKey};
+use semel_core::idempotency::store::{self, LookedUp, NewKey};
 use semel_core::idempotency::{ClientId, Command, InvalidCommand, Scope, StoredResponse};
 use semel_core::outbox::NewEvent;
+use semel_core::{database, look_up_key};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sqlx::types::Json;
@@ -134,19 +134,13 @@ impl Operation for PlaceOrder {
         false
     }
 
-    async fn earlier_outcome(
-        &self,
-        connection: &mut PgConnection,
-        scope: &Scope,
-    ) -> Result<Option<Uuid>, sqlx::Error> {
-        sqlx::query_scalar!(
-            "-- orders_earlier_outcome
-            SELECT order_id FROM orders WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
-            scope.client.as_str(),
-            scope.operation,
-            scope.key.as_str()
+    async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
+        look_up_key!(
+            "orders_look_up",
+            "SELECT order_id FROM orders WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
+            connection,
+            scope
         )
-        .fetch_optional(connection)
         .await
     }
 

@@ -4,6 +4,7 @@ mod canceling;
 mod crashes;
 mod frozen;
 mod outage;
+mod parallel;
 mod refunds;
 mod restore;
 mod rollback;

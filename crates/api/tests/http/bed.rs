@@ -35,6 +35,12 @@ pub(crate) struct Database {
 }
 
 impl Database {
+    /// Connects anew, as another process would: it has no connection yet, and no statement is prepared.
+    pub(crate) fn anew(&self) -> Self {
+        let pool = database::pool(&self.address.parse().unwrap(), "semel-test", 5);
+        Self { pool, ..self.clone() }
+    }
+
     pub(crate) async fn execute(&self, sql: &'static str) {
         self.pool.execute(sql).await.unwrap();
     }

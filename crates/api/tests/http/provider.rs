@@ -26,6 +26,8 @@ pub(crate) enum Script {
     LoseAnswer,
     /// Refuses the key.
     Mismatch,
+    /// Refuses, since the charge was fenced.
+    Fence,
     /// Charges, and answers once there is a permit.
     Hold(Arc<Semaphore>),
 }
@@ -151,6 +153,7 @@ impl PaymentProvider for Provider {
                 Err(Status::internal("lost"))
             }
             Some(Script::Mismatch) => Err(Reason::KeyMismatch.refuse("another order")),
+            Some(Script::Fence) => Err(Reason::Fenced.refuse("canceled")),
             Some(Script::Hold(released)) => {
                 let charge = self.book(&request, Stands::Succeeded);
                 released.acquire().await.unwrap().forget();
@@ -182,6 +185,7 @@ impl PaymentProvider for Provider {
                 Err(Status::internal("lost"))
             }
             Some(Script::Mismatch) => Err(Reason::ExceedsCharge.refuse("another has been at it")),
+            Some(Script::Fence) => Err(Reason::Fenced.refuse("canceled")),
             Some(Script::Hold(released)) => {
                 let refund = self.book_refund(&request, refund::Status::Succeeded);
                 released.acquire().await.unwrap().forget();

@@ -1,4 +1,4 @@
-//! The one path of a keyed request: look up, compare, answer; or ask for an earlier outcome, validate, execute, answer.
+//! The one path of a keyed request: look up key and earlier outcome; compare, answer; or validate, execute, answer.
 //!
 //! An operation whose effect lives wholly in our database writes business row, event and completed key in one
 //! transaction ([`Begun::Completed`]), so there is nothing to recover: a crash leaves all of it or none. One with an effect
@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::admission::{Admission, Token};
-use super::store::{self, Fence, KeyState, KnownKey, NewKey};
+use super::store::{self, Fence, KeyState, KnownKey, LookedUp, NewKey};
 use super::{Command, InvalidCommand, Request, RequestHash, Scope, StoredResponse};
 use crate::database::{self, Failure, Lent};
 use crate::metrics::{KeyOutcome, count_request};
@@ -99,12 +99,13 @@ pub trait Operation: Send + Sync {
         true
     }
 
-    /// Looks for the row that an earlier execution under this key left, whatever became of the key since.
-    fn earlier_outcome(
+    /// Looks the key up and, where it is not known, for the row that an earlier execution under it left, whatever became of
+    /// the key since: in one statement, see [`look_up_key!`](crate::look_up_key). Must be asked of the primary.
+    fn look_up(
         &self,
         connection: &mut PgConnection,
         scope: &Scope,
-    ) -> impl Future<Output = Result<Option<Uuid>, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<LookedUp, sqlx::Error>> + Send;
 
     /// Writes key and business row in one transaction, the key first and gating the rest; and where the effect lives
     /// wholly in our database, the event too, and the key as completed.
@@ -274,18 +275,14 @@ pub async fn find<O: Operation>(
     operation: &O,
     scope: &Scope,
 ) -> Result<Option<Found>, sqlx::Error> {
-    let mut connection = Lent::from(pool).await?;
-    let look_up = async |connection: &mut Lent| {
-        let known = connection.call(async |c| store::look_up(c, scope).await).await?;
-        Ok::<_, sqlx::Error>(known.map(Found::Key))
-    };
-    if let Some(known) = look_up(&mut connection).await? {
-        return Ok(Some(known));
-    }
-    let outcome = connection.call(async |c| operation.earlier_outcome(c, scope).await).await?;
-    let Some(resource_id) = outcome else { return Ok(None) };
-    // It may have been executed since the first look.
-    Ok(Some(look_up(&mut connection).await?.unwrap_or(Found::Outcome { resource_id })))
+    let looked = database::call(pool, async |c| operation.look_up(c, scope).await).await?;
+    found(looked)
+}
+
+/// Order and key are written together. So what is found without its key, at one moment, has outlived it.
+fn found(looked: LookedUp) -> Result<Option<Found>, sqlx::Error> {
+    let outcome = looked.outcome.map(|resource_id| Found::Outcome { resource_id });
+    Ok(looked.known()?.map(Found::Key).or(outcome))
 }
 
 fn outcome(answer: &Answer) -> Option<KeyOutcome> {
@@ -326,21 +323,11 @@ impl<O: Operation> Run<'_, O> {
         let encoded = serde_json::to_value(self.command).map_err(encode)?;
 
         let Ok(mut connection) = Lent::from(self.pool).await else { return Ok(Answer::Unavailable) };
-        match connection.call(async |c| store::look_up(c, self.scope).await).await {
-            Ok(Some(known)) => return self.known(connection, known, hash, &encoded).await,
-            Ok(None) => {}
-            Err(error) => return self.nothing_executed(error),
-        }
+        let looked = connection.call(async |c| self.operation.look_up(c, self.scope).await).await;
         // Before it is validated: rules may have become stricter since it was executed.
-        match connection.call(async |c| self.operation.earlier_outcome(c, self.scope).await).await {
-            // Its key was reaped, or a concurrent twin has executed it since the look-up: then the key is there now.
-            Ok(Some(resource_id)) => {
-                return match connection.call(async |c| store::look_up(c, self.scope).await).await {
-                    Ok(Some(known)) => self.known(connection, known, hash, &encoded).await,
-                    Ok(None) => Ok(Answer::Expired { resource_id }),
-                    Err(error) => self.nothing_executed(error),
-                };
-            }
+        match looked.and_then(found) {
+            Ok(Some(Found::Key(known))) => return self.known(connection, known, hash, &encoded).await,
+            Ok(Some(Found::Outcome { resource_id })) => return Ok(Answer::Expired { resource_id }),
             Ok(None) => {}
             Err(error) => return self.nothing_executed(error),
         }

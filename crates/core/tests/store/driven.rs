@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel_core::idempotency::engine::{self, Answer, Begun, LEASE, Operation, Proceeded};
-use semel_core::idempotency::store::{self, Fence, NewKey};
+use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
 use semel_core::idempotency::{Request, Scope, StoredResponse};
+use semel_core::look_up_key;
 use sqlx::{Executor as _, PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -76,8 +77,8 @@ impl Operation for Scripted {
         self.may_begin
     }
 
-    async fn earlier_outcome(&self, _: &mut PgConnection, _: &Scope) -> Result<Option<Uuid>, sqlx::Error> {
-        Ok(None)
+    async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
+        look_up_key!("idempotency_look_up", "NULL::UUID", connection, scope).await
     }
 
     async fn begin(

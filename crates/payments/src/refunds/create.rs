@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use semel_core::derive;
 use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded};
-use semel_core::idempotency::store::{self, Fence, NewKey};
+use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
 use semel_core::idempotency::{Scope, StoredResponse};
+use semel_core::look_up_key;
 use serde_json::{Map, json};
 use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
@@ -46,19 +47,13 @@ impl<P: Provider> Operation for MakeRefund<P> {
         self.payments.provider.is_open()
     }
 
-    async fn earlier_outcome(
-        &self,
-        connection: &mut PgConnection,
-        scope: &Scope,
-    ) -> Result<Option<Uuid>, sqlx::Error> {
-        sqlx::query_scalar!(
-            "-- refunds_earlier_outcome
-            SELECT refund_id FROM refunds WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
-            scope.client.as_str(),
-            scope.operation,
-            scope.key.as_str()
+    async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
+        look_up_key!(
+            "refunds_look_up",
+            "SELECT refund_id FROM refunds WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
+            connection,
+            scope
         )
-        .fetch_optional(connection)
         .await
     }
 

@@ -5,6 +5,7 @@
 
 mod bed;
 mod contradictions;
+mod dropped;
 mod fencing;
 mod making;
 mod owners;

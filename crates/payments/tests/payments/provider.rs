@@ -151,6 +151,11 @@ impl Scripted {
         self.state.lock().unwrap().moved.values().sum()
     }
 
+    /// How often money moved under a key.
+    pub(crate) fn moved_by(&self, key: impl AsRef<str>) -> u32 {
+        self.state.lock().unwrap().moved.get(key.as_ref()).copied().unwrap_or_default()
+    }
+
     /// Key and bytes of what it was asked to refund, in order.
     pub(crate) fn refunds(&self) -> Vec<(String, Vec<u8>)> {
         let state = self.state.lock().unwrap();
@@ -171,6 +176,13 @@ impl Scripted {
     }
 
     async fn answer(&self, call: Call, key: &str) -> Answer {
+        on_its_way().await;
+        let answer = self.answer_at_once(call, key).await;
+        on_its_way().await;
+        answer
+    }
+
+    async fn answer_at_once(&self, call: Call, key: &str) -> Answer {
         let script = {
             let mut state = self.state.lock().unwrap();
             state.calls.push(call);
@@ -263,6 +275,13 @@ impl Provider for Scripted {
 
     async fn get_refund(&self, refund: &StoredRefund) -> Answer {
         self.answer(Call::GetRefund, &refund.key).await
+    }
+}
+
+/// Takes a few polls, at each of which whoever calls may go.
+async fn on_its_way() {
+    for _ in 0..3 {
+        tokio::task::yield_now().await;
     }
 }
 
