@@ -388,7 +388,7 @@ impl<O: Operation> Run<'_, O> {
                 .call(async |c| self.operation.begin(c, &key, self.command, self.retention).await)
                 .await;
             let may_be_written = match &begun {
-                Ok(begun) => begun.is_some(),
+                Ok(begun) => matches!(begun, Some(Begun::Completed { .. } | Begun::Claimed(_))),
                 Err(error) => database::failure(error) == Failure::Unknown,
             };
             if may_be_written && let Some(token) = &mut token {
