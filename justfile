@@ -20,6 +20,10 @@ test *arguments:
 bench *arguments:
     cargo xtask bench {{ arguments }}
 
+# Send the API thousands of requests made from its own description: [--seed N] [--examples N]
+fuzz-api *arguments:
+    cargo xtask fuzz-api {{ arguments }}
+
 # Check form: formatting, lints, dependency rules, documentation, generated files
 check *steps:
     cargo xtask check {{ steps }}

@@ -1,17 +1,30 @@
 //! Generates the code from `proto/`, without `protoc`.
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
 
-/// The files to generate from, relative to `proto/`.
-const FILES: [&str; 2] = ["semel/provider/v1/control.proto", "semel/provider/v1/provider.proto"];
+use tonic_prost_build::FileDescriptorSet;
+
+/// The interface of a provider, relative to `proto/`: offered by the simulator, called by the others.
+const PROVIDER: [&str; 2] = ["semel/provider/v1/control.proto", "semel/provider/v1/provider.proto"];
+/// The API over gRPC, which serves its messages itself.
+const API: [&str; 2] = ["grpc/health/v1/health.proto", "semel/payments/v1/payments.proto"];
 /// Messages that hold a secret; `src/` says what may be shown of them.
-const SECRETIVE: [&str; 1] = [".semel.provider.v1.ChargeOrder"];
+const SECRETIVE: [&str; 2] = [".semel.payments.v1.CreatePaymentRequest", ".semel.provider.v1.ChargeOrder"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
-    let descriptors = protox::compile(FILES, [&root])?;
-    tonic_prost_build::configure().skip_debug(SECRETIVE).compile_fds(descriptors)?;
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let generate = |files: [&str; 2], with_server: bool| -> Result<FileDescriptorSet, Box<dyn Error>> {
+        let descriptors = protox::compile(files, [&root])?;
+        let generator = tonic_prost_build::configure().build_server(with_server).skip_debug(SECRETIVE);
+        generator.compile_fds(descriptors.clone())?;
+        Ok(descriptors)
+    };
+    generate(PROVIDER, true)?;
+    let api = generate(API, false)?;
+    fs::write(out.join("api.descriptors"), prost::Message::encode_to_vec(&api))?;
     Ok(())
 }

@@ -73,6 +73,7 @@ CREATE TABLE idempotency_keys (
 
 CREATE INDEX idempotency_keys_expiry ON idempotency_keys (expires_at) WHERE status = 'completed';
 CREATE INDEX idempotency_keys_in_progress ON idempotency_keys (lease_until) WHERE status = 'in_progress';
+CREATE INDEX idempotency_keys_in_progress_of_client ON idempotency_keys (client_id) WHERE status = 'in_progress';
 CREATE INDEX idempotency_keys_resource ON idempotency_keys (resource_id) WHERE status = 'in_progress';
 
 COMMENT ON TABLE idempotency_keys IS 'One row per key that a client used for an operation, until it expires.';

@@ -21,7 +21,7 @@ COMMENT ON TABLE ledger_transactions IS 'One row per event that was booked.';
 COMMENT ON COLUMN ledger_transactions.transaction_id IS 'Identity of the booking.';
 COMMENT ON COLUMN ledger_transactions.event_id IS 'The event that was booked. Not unique on purpose: once-only effects are the inbox''s work, and a double booking must show.';
 COMMENT ON COLUMN ledger_transactions.client_id IS 'The account it concerns.';
-COMMENT ON COLUMN ledger_transactions.source_type IS 'Type of the aggregate that the event tells of.';
+COMMENT ON COLUMN ledger_transactions.source_type IS 'order | payment | refund: what the event tells of.';
 COMMENT ON COLUMN ledger_transactions.source_id IS 'Its id.';
 COMMENT ON COLUMN ledger_transactions.posted_at IS 'When it was booked.';
 

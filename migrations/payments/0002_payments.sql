@@ -13,6 +13,7 @@ CREATE TABLE payments (
     provider_reference TEXT COLLATE "C",
     decline_code TEXT COLLATE "C",
     version BIGINT NOT NULL DEFAULT 0,
+    refund_reserved BIGINT NOT NULL DEFAULT 0,
     created_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     settled_at TIMESTAMPTZ,
 
@@ -29,6 +30,9 @@ CREATE TABLE payments (
     CONSTRAINT payments_settled_has_version CHECK ((status = 'processing') = (version = 0)),
     CONSTRAINT payments_succeeded_has_reference CHECK (status <> 'succeeded' OR provider_reference IS NOT NULL),
     CONSTRAINT payments_declined_has_code CHECK ((status = 'declined') = (decline_code IS NOT NULL)),
+    -- The arithmetic of refunds: however many ask at a time, the row is raised by one after the other, and never past this.
+    CONSTRAINT payments_refund_reserved_within_amount CHECK (refund_reserved BETWEEN 0 AND amount),
+    CONSTRAINT payments_refund_needs_success CHECK (refund_reserved = 0 OR status = 'succeeded'),
     CONSTRAINT payments_provider_strings_bounded CHECK (
         octet_length(provider_key) BETWEEN 1 AND 255
         AND octet_length(provider_reference) <= 255 AND octet_length(decline_code) <= 63
@@ -50,12 +54,14 @@ COMMENT ON COLUMN payments.provider_key IS 'The idempotency key that the provide
 COMMENT ON COLUMN payments.provider_reference IS 'The provider''s own name for the charge.';
 COMMENT ON COLUMN payments.decline_code IS 'Why the provider declined.';
 COMMENT ON COLUMN payments.version IS 'Version of the aggregate; its events carry it. 0 while processing.';
+COMMENT ON COLUMN payments.refund_reserved IS 'How much of the amount refunds have used up: those that succeeded, and those whose outcome is open.';
 COMMENT ON COLUMN payments.created_at IS 'When it was asked for.';
 COMMENT ON COLUMN payments.settled_at IS 'When its outcome was written.';
 
 CREATE TABLE provider_answers (
     answer_id UUID NOT NULL DEFAULT gen_random_uuid(),
     payment_id UUID NOT NULL,
+    refund_id UUID,
     provider_key TEXT COLLATE "C" NOT NULL,
     call TEXT COLLATE "C" NOT NULL,
     outcome TEXT COLLATE "C" NOT NULL,
@@ -65,7 +71,14 @@ CREATE TABLE provider_answers (
     answered_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
 
     CONSTRAINT provider_answers_pkey PRIMARY KEY (answer_id),
-    CONSTRAINT provider_answers_call_known CHECK (call IN ('charge', 'get', 'cancel', 'operator')),
+    CONSTRAINT provider_answers_call_known CHECK (
+        call IN ('charge', 'get', 'cancel', 'refund', 'get_refund', 'operator')
+    ),
+    CONSTRAINT provider_answers_call_fits_subject CHECK (
+        call = 'operator' OR (call IN ('refund', 'get_refund')) = (refund_id IS NOT NULL)
+    ),
+    -- There is no fence for a refund.
+    CONSTRAINT provider_answers_fenced_is_payment CHECK (outcome <> 'fenced' OR refund_id IS NULL),
     CONSTRAINT provider_answers_outcome_known CHECK (outcome IN ('succeeded', 'declined', 'fenced')),
     CONSTRAINT provider_answers_succeeded_has_reference CHECK (outcome <> 'succeeded' OR provider_reference IS NOT NULL),
     CONSTRAINT provider_answers_declined_has_code CHECK (outcome <> 'declined' OR decline_code IS NOT NULL),
@@ -75,15 +88,17 @@ CREATE TABLE provider_answers (
     )
 );
 
-CREATE INDEX provider_answers_payment ON provider_answers (payment_id, answered_at);
+CREATE INDEX provider_answers_payment ON provider_answers (payment_id, answered_at) WHERE refund_id IS NULL;
+CREATE INDEX provider_answers_refund ON provider_answers (refund_id, answered_at) WHERE refund_id IS NOT NULL;
 
 COMMENT ON TABLE provider_answers IS 'Evidence, only ever appended to: every definitive answer of the provider, whoever received it.';
 COMMENT ON COLUMN provider_answers.answer_id IS 'Identity of the entry.';
-COMMENT ON COLUMN provider_answers.payment_id IS 'The payment it is about.';
+COMMENT ON COLUMN provider_answers.payment_id IS 'The payment it is about, or whose refund it is about.';
+COMMENT ON COLUMN provider_answers.refund_id IS 'The refund it is about; null when it is about the payment itself.';
 COMMENT ON COLUMN provider_answers.provider_key IS 'The key that the provider was asked under.';
-COMMENT ON COLUMN provider_answers.call IS 'charge | get | cancel | operator: what was answered.';
-COMMENT ON COLUMN provider_answers.outcome IS 'succeeded | declined | fenced.';
-COMMENT ON COLUMN provider_answers.provider_reference IS 'The provider''s own name for the charge.';
-COMMENT ON COLUMN provider_answers.decline_code IS 'Why the provider declined.';
+COMMENT ON COLUMN provider_answers.call IS 'charge | get | cancel | refund | get_refund | operator: what was answered.';
+COMMENT ON COLUMN provider_answers.outcome IS 'succeeded | declined | fenced; of a refund that failed: declined.';
+COMMENT ON COLUMN provider_answers.provider_reference IS 'The provider''s own name for the charge or refund.';
+COMMENT ON COLUMN provider_answers.decline_code IS 'Why the provider declined, or the refund failed.';
 COMMENT ON COLUMN provider_answers.fence IS 'The acquisition under which it was asked, stale or not.';
 COMMENT ON COLUMN provider_answers.answered_at IS 'When it was written down.';

@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use crate::output::say;
 use crate::progress::Progress;
 use crate::services::Services;
-use crate::{bench, demo, dev, workspace};
+use crate::{bench, demo, dev, fuzz, workspace};
 
 /// Runs the test bed.
 #[derive(Debug, Parser)]
@@ -34,6 +34,9 @@ enum Command {
     Demo,
     /// Measures, each figure beside a floor measured in the same run; the exit code tells whether all was correct.
     Bench(bench::Options),
+    /// Sends the API what its own description says that it takes, and what it does not; the exit code tells whether all was as
+    /// described.
+    FuzzApi(fuzz::Options),
     /// Runs a whole system until Ctrl-C, and says how to try it.
     Dev,
     /// Compares the places that a demo has read, from the file that it wrote.
@@ -83,8 +86,9 @@ pub async fn run() -> Result<ExitCode> {
                 say(line);
             }
         }
-        Command::Demo => return demo::run(&root).await,
+        Command::Demo => return Box::pin(demo::run(&root)).await,
         Command::Bench(options) => return bench::run(&root, &options).await,
+        Command::FuzzApi(options) => return fuzz::run(&root, &options).await,
         Command::Dev => return dev::run(&root).await,
         Command::Reconcile { sources } => {
             let text = std::fs::read(&sources).with_context(|| format!("reading {}", sources.display()))?;

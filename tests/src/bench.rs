@@ -9,6 +9,7 @@
 //! told, and fails the run only with `--strict`. After a crash nothing is left but databases and virtual hosts, which the
 //! next command sweeps.
 
+mod api;
 mod arrivals;
 mod audit;
 mod phase;
@@ -18,13 +19,16 @@ mod report;
 mod scale;
 mod stage;
 mod statistics;
+mod usage;
 mod writers;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
 use self::phase::phase;
@@ -47,7 +51,7 @@ pub struct Options {
     quick: bool,
     /// Measures these rows only.
     #[arg(long = "row", value_name = "ROW")]
-    rows: Vec<relay::Row>,
+    rows: Vec<Row>,
     /// Writes the report there, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -57,12 +61,65 @@ pub struct Options {
     /// Sets a variable in the environment of every relay, to try a setting.
     #[arg(long = "relay-env", value_name = "NAME=VALUE", value_parser = variable)]
     relay_env: Vec<(String, String)>,
+    /// Sets a variable in the environment of every API, to try a setting.
+    #[arg(long = "api-env", value_name = "NAME=VALUE", value_parser = variable)]
+    api_env: Vec<(String, String)>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Part {
+    /// Client → database: fresh requests, replays.
+    Api,
     /// Outbox → broker: throughput, latency, crashes, idleness.
     Relay,
+}
+
+/// A row of any part.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Row {
+    Api(api::Row),
+    Relay(relay::Row),
+}
+
+impl ValueEnum for Row {
+    fn value_variants<'a>() -> &'a [Self] {
+        static ALL: LazyLock<Vec<Row>> = LazyLock::new(|| {
+            let api = api::Row::value_variants().iter().copied().map(Row::Api);
+            api.chain(relay::Row::value_variants().iter().copied().map(Row::Relay)).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::Api(row) => row.to_possible_value(),
+            Self::Relay(row) => row.to_possible_value(),
+        }
+    }
+}
+
+impl Options {
+    /// The rows of each part that is to be measured; all of its rows where none is named.
+    fn parts(&self) -> Vec<(Part, Rows)> {
+        let all = if self.parts.is_empty() { Part::value_variants() } else { &self.parts };
+        let api =
+            || self.rows.iter().filter_map(|row| if let Row::Api(row) = row { Some(*row) } else { None });
+        let relay =
+            || self.rows.iter().filter_map(|row| if let Row::Relay(row) = row { Some(*row) } else { None });
+        let of = |part: Part| match part {
+            Part::Api => (part, Rows { api: api().collect(), relay: Vec::new() }),
+            Part::Relay => (part, Rows { api: Vec::new(), relay: relay().collect() }),
+        };
+        // Where rows are named, a part of which none is has nothing to measure.
+        let is_meant = |rows: &Rows| self.rows.is_empty() || !rows.api.is_empty() || !rows.relay.is_empty();
+        all.iter().copied().map(of).filter(|(_, rows)| is_meant(rows)).collect()
+    }
+}
+
+#[derive(Debug, Eq, PartialEq)]
+struct Rows {
+    api: Vec<api::Row>,
+    relay: Vec<relay::Row>,
 }
 
 /// What every measurement is made with.
@@ -71,6 +128,7 @@ pub(crate) struct Bench {
     pub(crate) services: Services,
     pub(crate) scale: Scale,
     pub(crate) relay_env: Vec<(String, String)>,
+    pub(crate) api_env: Vec<(String, String)>,
 }
 
 /// Measures, prints the table, and writes the report.
@@ -84,13 +142,14 @@ pub async fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let machine =
         phase("asking the machine what it is", Duration::from_secs(30), Machine::ask(&services)).await?;
     let scale = if options.quick { Scale::quick() } else { Scale::full() };
-    let bench = Bench { services, scale, relay_env: options.relay_env.clone() };
+    let (relay_env, api_env) = (options.relay_env.clone(), options.api_env.clone());
+    let bench = Bench { services, scale, relay_env, api_env };
     let mut report = Report::new(machine, options.quick);
-    let parts = if options.parts.is_empty() { Part::value_variants() } else { &options.parts };
     let measuring = async {
-        for part in parts {
+        for (part, rows) in options.parts() {
             match part {
-                Part::Relay => relay::measure(&bench, &options.rows, &mut report).await,
+                Part::Api => api::measure(&bench, &rows.api, &mut report).await,
+                Part::Relay => relay::measure(&bench, &rows.relay, &mut report).await,
             }
         }
     };
@@ -110,4 +169,41 @@ pub async fn run(root: &Path, options: &Options) -> Result<ExitCode> {
 fn variable(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=VALUE"))?;
     Ok((name.to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parts(arguments: &[&str]) -> Vec<(Part, Rows)> {
+        Command::parse_from(std::iter::once("bench").chain(arguments.iter().copied())).options.parts()
+    }
+
+    #[test]
+    fn named_rows_are_measured_and_no_part_without_one() {
+        let all = || Rows { api: Vec::new(), relay: Vec::new() };
+        assert_eq!(parts(&[]), [(Part::Api, all()), (Part::Relay, all())]);
+        assert_eq!(parts(&["relay"]), [(Part::Relay, all())]);
+        let orders = Rows { api: vec![api::Row::Orders], relay: Vec::new() };
+        assert_eq!(parts(&["--row", "orders"]), [(Part::Api, orders)]);
+        assert_eq!(parts(&["relay", "--row", "orders"]), []);
+    }
+
+    #[test]
+    fn a_row_belongs_to_one_part() {
+        let names: Vec<_> = Row::value_variants()
+            .iter()
+            .filter_map(|row| Some(row.to_possible_value()?.get_name().to_owned()))
+            .collect();
+        let different: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
+    }
 }

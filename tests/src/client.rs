@@ -82,6 +82,42 @@ pub struct ToldPayment {
     pub currency: String,
 }
 
+/// The intent to give money of a payment back.
+#[derive(Clone, Debug)]
+pub struct Refund {
+    /// The key under which it is asked for, however often.
+    pub key: String,
+    /// The payment.
+    pub payment_id: Uuid,
+    /// In minor units.
+    pub amount: i64,
+}
+
+/// What a client was finally told of a refund.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct ToldRefund {
+    /// The key.
+    pub key: String,
+    /// The refund's id as answered.
+    pub refund_id: Uuid,
+    /// The payment's.
+    pub payment_id: Uuid,
+    /// `succeeded`, `failed` or `refused`, as answered.
+    pub status: String,
+    /// The amount as answered.
+    pub amount: i64,
+    /// The currency as answered.
+    pub currency: String,
+}
+
+impl Refund {
+    /// A refund of this amount of a payment, under a key of its own.
+    #[must_use]
+    pub fn new(payment_id: Uuid, amount: i64) -> Self {
+        Self { key: Uuid::new_v4().to_string(), payment_id, amount }
+    }
+}
+
 impl Payment {
     /// A payment of this amount in euros by a good card, under a key of its own.
     #[must_use]
@@ -150,6 +186,29 @@ impl Answer {
             status: payment["status"].as_str().context("no status")?.to_owned(),
             amount: payment["amount"].as_i64().context("no amount")?,
             currency: payment["currency"].as_str().context("no currency")?.to_owned(),
+        })
+    }
+}
+
+impl Answer {
+    /// What a final answer tells of a refund.
+    ///
+    /// # Errors
+    ///
+    /// The answer is not final.
+    pub fn told_refund(&self, key: &str) -> Result<ToldRefund> {
+        let text = String::from_utf8_lossy(&self.body);
+        ensure!([201, 402, 409].contains(&self.status.as_u16()), "not final: {}: {text}", self.status);
+        let body: Value = serde_json::from_slice(&self.body)?;
+        let refund = if self.status == StatusCode::CREATED { &body } else { &body["refund"] };
+        let id = |name: &str| refund[name].as_str().and_then(|id| id.parse().ok());
+        Ok(ToldRefund {
+            key: key.to_owned(),
+            refund_id: id("id").with_context(|| format!("no id: {text}"))?,
+            payment_id: id("payment_id").context("no payment")?,
+            status: refund["status"].as_str().context("no status")?.to_owned(),
+            amount: refund["amount"].as_i64().context("no amount")?,
+            currency: refund["currency"].as_str().context("no currency")?.to_owned(),
         })
     }
 }
@@ -225,22 +284,27 @@ impl Client {
     ///
     /// No final answer came.
     pub async fn pay_until_final(&self, payment: &Payment) -> Result<Answer> {
-        let deadline = std::time::Instant::now() + Duration::from_secs(90);
-        loop {
-            let outcome = self.pay(payment).await;
-            if let Ok(answer) = &outcome
-                && !answer.headers.contains_key("retry-after")
-            {
-                return outcome;
-            }
-            let last = outcome.map(|answer| String::from_utf8_lossy(&answer.body).into_owned());
-            ensure!(
-                std::time::Instant::now() < deadline,
-                "no final answer for {}; the last was {last:?}",
-                payment.reference
-            );
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
+        until_final(&payment.reference, || self.pay(payment)).await
+    }
+
+    /// Asks once for a refund.
+    ///
+    /// # Errors
+    ///
+    /// No answer arrived; whether money was given back is unknown.
+    pub async fn refund(&self, refund: &Refund) -> Result<Answer> {
+        let path = format!("{}/v1/payments/{}/refunds", self.base, refund.payment_id);
+        let request = self.http.post(path).header("idempotency-key", &refund.key);
+        answer(request.bearer_auth(&self.token).json(&json!({ "amount": refund.amount }))).await
+    }
+
+    /// Asks for a refund until the answer is final, for at most a minute and a half.
+    ///
+    /// # Errors
+    ///
+    /// No final answer came.
+    pub async fn refund_until_final(&self, refund: &Refund) -> Result<Answer> {
+        until_final(&refund.key, || self.refund(refund)).await
     }
 
     /// Reads a payment.
@@ -259,6 +323,22 @@ impl Client {
     /// No answer arrived.
     pub async fn order(&self, id: Uuid) -> Result<Answer> {
         answer(self.http.get(format!("{}/v1/orders/{id}", self.base)).bearer_auth(&self.token)).await
+    }
+}
+
+/// Asks until the answer is final, for at most a minute and a half.
+async fn until_final<F: Future<Output = Result<Answer>>>(what: &str, ask: impl Fn() -> F) -> Result<Answer> {
+    let deadline = std::time::Instant::now() + Duration::from_secs(90);
+    loop {
+        let outcome = ask().await;
+        if let Ok(answer) = &outcome
+            && !answer.headers.contains_key("retry-after")
+        {
+            return outcome;
+        }
+        let last = outcome.map(|answer| String::from_utf8_lossy(&answer.body).into_owned());
+        ensure!(std::time::Instant::now() < deadline, "no final answer for {what}; the last was {last:?}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 

@@ -12,7 +12,7 @@ use semel_proto::provider::v1::{Call, FaultKind, Reason};
 use sqlx::Row as _;
 use uuid::Uuid;
 
-use crate::client::{Acknowledged, Answer, Client, Intent, Payment, ToldPayment};
+use crate::client::{Acknowledged, Answer, Client, Intent, Payment, Refund, ToldPayment, ToldRefund};
 use crate::output::say;
 use crate::progress::Progress;
 use crate::provider::Fault;
@@ -43,14 +43,15 @@ pub async fn run(root: &Path) -> Result<ExitCode> {
         "Semel runs: 2 APIs, 2 relays, a reaper, a ledger with its own database and relay, and a simulated payment provider.\n"
     ));
 
-    let mut story = Story { system, acknowledged: Vec::new(), told: Vec::new(), step: 0 };
+    let mut story =
+        Story { system, acknowledged: Vec::new(), told: Vec::new(), refunds: Vec::new(), step: 0 };
     story.tell().await?;
     let settling = story.system.place.settled(Duration::from_mins(1));
     Progress::Stderr.step("waiting for every event to be published and booked", settling).await?;
-    let (acknowledged, told) = (std::mem::take(&mut story.acknowledged), std::mem::take(&mut story.told));
-    let sources = story.system.sources_with_payments(acknowledged, told).await?;
+    let Story { system, acknowledged, told, refunds, .. } = story;
+    let sources = system.sources_with_refunds(acknowledged, told, refunds).await?;
     let code = verdict(&sources);
-    let stopping = story.system.stop();
+    let stopping = system.stop();
     Progress::Stderr.step("stopping the daemons, each with exit code 0", stopping).await?;
     say(format_args!("The demo took {:.0} s.", began.elapsed().as_secs_f64()));
     Ok(code)
@@ -61,12 +62,19 @@ pub async fn run(root: &Path) -> Result<ExitCode> {
 pub fn verdict(sources: &Sources) -> ExitCode {
     let events: BTreeSet<Uuid> = sources.tap.iter().map(|message| message.event_id).collect();
     say(format_args!("Reconciliation, each place read on its own:"));
-    let (orders, told) = (sources.acknowledged.len(), sources.told.len());
-    say(format_args!("  the client was told of  {orders:>5} orders and {told} payments"));
-    let (orders, payments) = (sources.orders.len(), sources.payments.len());
-    say(format_args!("  the API stored          {orders:>5} orders and {payments} payments"));
-    let charges = sources.provider.iter().filter(|line| line.kind == "charge").count();
-    say(format_args!("  the provider made       {charges:>5} charges"));
+    let (orders, told, refunds) =
+        (sources.acknowledged.len(), sources.told.len(), sources.told_refunds.len());
+    say(format_args!("  the client was told of  {orders:>5} orders, {told} payments and {refunds} refunds"));
+    let (orders, payments, refunds) = (sources.orders.len(), sources.payments.len(), sources.refunds.len());
+    say(format_args!(
+        "  the API stored          {orders:>5} orders, {payments} payments and {refunds} refunds"
+    ));
+    let made = |kind: &str| sources.provider.iter().filter(|line| line.kind == kind).count();
+    say(format_args!(
+        "  the provider made       {:>5} charges and {} refunds",
+        made("charge"),
+        made("refund")
+    ));
     say(format_args!("  the outboxes hold       {:>5} events", sources.outbox.len()));
     say(format_args!(
         "  the broker routed       {:>5} events in {} messages",
@@ -93,6 +101,7 @@ struct Story {
     system: System,
     acknowledged: Vec<Acknowledged>,
     told: Vec<ToldPayment>,
+    refunds: Vec<ToldRefund>,
     step: usize,
 }
 
@@ -105,7 +114,8 @@ impl Story {
         self.an_api_killed().await?;
         self.a_relay_killed().await?;
         self.a_message_twice().await?;
-        self.a_payment_and_its_retry().await?;
+        let payment = self.a_payment_and_its_retry().await?;
+        self.a_refund_and_its_retry(&payment).await?;
         self.a_declined_card().await?;
         self.a_charge_whose_answer_is_lost().await?;
         self.an_api_killed_while_the_provider_charges().await?;
@@ -336,7 +346,7 @@ impl Story {
         Ok(book.iter().filter(|line| line.kind == "charge").count())
     }
 
-    async fn a_payment_and_its_retry(&mut self) -> Result<()> {
+    async fn a_payment_and_its_retry(&mut self) -> Result<ToldPayment> {
         self.title("A payment, and its retry");
         let payment = Payment::new("demo-pay", 4200);
         let first = self.system.client(0)?.pay(&payment).await?;
@@ -350,6 +360,35 @@ impl Story {
         say(format_args!(
             "   charged: {}; the retry → {}, replayed; 1 charge in the provider's book\n",
             told.payment_id, again.status
+        ));
+        Ok(told)
+    }
+
+    async fn a_refund_and_its_retry(&mut self, payment: &ToldPayment) -> Result<()> {
+        self.title("A refund, its retry, and one that is too large");
+        let (refund, rest) = (Refund::new(payment.payment_id, 1200), payment.amount - 1200);
+        let first = self.system.client(0)?.refund(&refund).await?;
+        let told = first.told_refund(&refund.key)?;
+        let again = self.system.client(1)?.refund(&refund).await?;
+        ensure!(
+            told.status == "succeeded" && again.is_replay() && again.body == first.body,
+            "no faithful replay"
+        );
+        let excess = Refund::new(payment.payment_id, rest + 1);
+        let refused = self.system.client(1)?.refund(&excess).await?;
+        ensure!(refused.status == StatusCode::CONFLICT, "expected 409, got {}", refused.status);
+        self.refunds.extend([told, refused.told_refund(&excess.key)?]);
+        let book = self.system.place.control()?.book()?;
+        let given: Vec<i64> =
+            book.iter().filter(|line| line.kind == "refund").map(|line| line.amount).collect();
+        ensure!(given == [1200], "the provider gave {given:?} back");
+        say(format_args!(
+            "   1200 of {} given back; the retry → {}, replayed; {} more → {}: {}; 1 refund in the provider's book\n",
+            payment.amount,
+            again.status,
+            rest + 1,
+            refused.status,
+            refused.problem().unwrap_or_default()
         ));
         Ok(())
     }

@@ -13,6 +13,7 @@ pub mod bench;
 pub mod client;
 pub mod demo;
 pub mod dev;
+pub mod fuzz;
 pub mod gate;
 pub mod net;
 pub mod output;

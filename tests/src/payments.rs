@@ -1,4 +1,4 @@
-//! What a test knows of a payment: its ids, before it is asked for, and what database and provider say of it.
+//! What a test knows of a payment or refund: its ids, before it is asked for, and what database and provider say of it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use semel_proto::provider::v1::{Call, Happening, Reason};
 use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
-use crate::client::ToldPayment;
+use crate::client::{Acknowledged, ToldPayment, ToldRefund};
 use crate::provider::Control;
 use crate::reconcile::reconcile;
 use crate::system::{NAMESPACE, System, TENANT};
@@ -43,6 +43,34 @@ impl Ids {
             payment: id("payment")?,
             provider_key: id("charge")?.to_string(),
             created: id("PaymentCreated")?,
+        })
+    }
+}
+
+/// The ids that follow from a refund's key.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RefundIds {
+    /// The refund's.
+    pub refund: Uuid,
+    /// The key towards the provider.
+    pub provider_key: String,
+    /// The id of the event that tells that it succeeded.
+    pub refunded: Uuid,
+}
+
+impl RefundIds {
+    /// The ids of the refund that a system's client asks for under this key.
+    ///
+    /// # Errors
+    ///
+    /// The key is none.
+    pub fn of(key: &str) -> Result<Self> {
+        let scope = Scope { client: TENANT.parse()?, operation: "refunds.create", key: key.parse()? };
+        let id = |step: &str| Ok::<_, anyhow::Error>(derive::from_key(&NAMESPACE.parse()?, &scope, step));
+        Ok(Self {
+            refund: id("refund")?,
+            provider_key: id("provider_refund")?.to_string(),
+            refunded: id("PaymentRefunded")?,
         })
     }
 }
@@ -111,13 +139,14 @@ pub async fn longest_in_progress(system: &System) -> Result<Duration> {
     Ok(Duration::from_secs_f64(seconds.max(0.0)))
 }
 
-/// Everything that a stale owner must not touch: each row of payments, keys and events, column by column.
+/// Everything that a stale owner must not touch: each row of payments, refunds, keys and events, column by column.
 ///
 /// # Errors
 ///
 /// The database fails.
 pub async fn untouchable(system: &System) -> Result<Vec<String>> {
     let rows = "SELECT to_jsonb(p)::TEXT FROM payments AS p
+                UNION ALL SELECT to_jsonb(r)::TEXT FROM refunds AS r
                 UNION ALL SELECT to_jsonb(k)::TEXT FROM idempotency_keys AS k
                 UNION ALL SELECT to_jsonb(o)::TEXT FROM outbox AS o ORDER BY 1";
     let mut connection = system.place.payments.connect().await?;
@@ -146,17 +175,54 @@ pub fn charges(control: &Control, provider_key: &str) -> Result<usize> {
     Ok(book.iter().filter(|line| line.kind == "charge" && line.key == provider_key).count())
 }
 
+/// How many times the provider's book has given money back under this key.
+///
+/// # Errors
+///
+/// The book cannot be read.
+pub fn refunds(control: &Control, provider_key: &str) -> Result<usize> {
+    let book = control.book()?;
+    Ok(book.iter().filter(|line| line.kind == "refund" && line.key == provider_key).count())
+}
+
 /// Waits until everything is published and booked, and checks that all places agree with what the client was told.
 ///
 /// # Errors
 ///
 /// They do not; the message says about what.
 pub async fn all_agree(system: &System, told: Vec<ToldPayment>) -> Result<()> {
+    all_agree_on(system, Vec::new(), told, Vec::new()).await
+}
+
+/// As [`all_agree`], where payments were refunded.
+///
+/// # Errors
+///
+/// They do not; the message says about what.
+pub async fn all_agree_on_refunds(
+    system: &System,
+    told: Vec<ToldPayment>,
+    refunds: Vec<ToldRefund>,
+) -> Result<()> {
+    all_agree_on(system, Vec::new(), told, refunds).await
+}
+
+/// As [`all_agree`], where orders were placed and payments refunded.
+///
+/// # Errors
+///
+/// They do not; the message says about what.
+pub async fn all_agree_on(
+    system: &System,
+    acknowledged: Vec<Acknowledged>,
+    told: Vec<ToldPayment>,
+    refunds: Vec<ToldRefund>,
+) -> Result<()> {
     system.place.settled(Duration::from_mins(2)).await?;
     // An outcome may be written after that look, and is then still on its way to the others; a contradiction stays one.
     let compared = || async {
         let sources = system
-            .sources_with_payments(Vec::new(), told.clone())
+            .sources_with_refunds(acknowledged.clone(), told.clone(), refunds.clone())
             .await
             .map_err(|error| error.to_string())?;
         let differences = reconcile(&sources);

@@ -24,10 +24,10 @@ const INSTALL_DEADLINE: Duration = Duration::from_mins(8);
 /// Marks a folder whose installation was finished.
 const FINISHED: &str = "finished";
 
-/// A language of producers and consumers.
+/// A language of producers, consumers and callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
-    /// psycopg and pika.
+    /// psycopg, pika and grpcio.
     Python,
     /// pg and amqplib.
     Node,
@@ -49,8 +49,14 @@ impl Language {
     ///
     /// Something is missing and cannot be had; the message says what to type.
     pub async fn install(self) -> Result<Installed> {
+        let installed = self.install_for("polyglot").await?;
+        installed.copy_scripts(&root()?.join("tests/polyglot"))?;
+        Ok(installed)
+    }
+
+    async fn install_for(self, scripts: &str) -> Result<Installed> {
         let root = root()?;
-        let scripts = root.join("tests/polyglot");
+        let scripts = root.join("tests").join(scripts);
         let interpreter = self.package().find_or_install(Progress::Stderr).await?;
         let lock_file = scripts.join(self.lock_file());
         let locked = fs::read(&lock_file).with_context(|| format!("reading {}", lock_file.display()))?;
@@ -63,7 +69,6 @@ impl Language {
             let what = format!("installing the packages of {lock_file}", lock_file = self.lock_file());
             Progress::Stderr.step(&what, installed.make(&scripts)).await?;
         }
-        installed.copy_scripts(&scripts)?;
         Ok(installed)
     }
 
@@ -88,6 +93,13 @@ impl Language {
         }
     }
 
+    fn scripts(self) -> &'static [&'static str] {
+        match self {
+            Self::Python => &["produce", "consume", "call"],
+            Self::Node => &["produce", "consume"],
+        }
+    }
+
     fn package(self) -> Package {
         match self {
             Self::Python => Package::Python,
@@ -96,8 +108,17 @@ impl Language {
     }
 }
 
+/// Finds or installs Python, and the packages of `tests/<scripts>/requirements.txt`; returns the folder that holds both.
+///
+/// # Errors
+///
+/// As [`Language::install`].
+pub async fn python_packages(scripts: &str) -> Result<PathBuf> {
+    Ok(Language::Python.install_for(scripts).await?.folder)
+}
+
 impl Installed {
-    /// Describes one of the scripts to start, `produce` or `consume`; the name is for messages.
+    /// Describes one of the scripts to start, `produce`, `consume` or, in Python, `call`; the name is for messages.
     #[must_use]
     pub fn script(&self, name: &str, script: &str) -> DaemonCommand {
         let program = match self.language {
@@ -155,7 +176,7 @@ impl Installed {
 
     /// The scripts stand beside their packages, where Node.js looks for them.
     fn copy_scripts(&self, scripts: &Path) -> Result<()> {
-        for script in ["produce", "consume"] {
+        for script in self.language.scripts() {
             let file = Path::new(script).with_extension(self.language.extension());
             copy(&scripts.join(&file), &self.folder.join(&file))?;
         }

@@ -31,6 +31,9 @@ pub struct BookLine {
     /// ISO 4217 code; empty for a fence.
     #[serde(default)]
     pub currency: String,
+    /// Of a refund: the key of its charge.
+    #[serde(default)]
+    pub charge_key: String,
 }
 
 /// Reads the provider's book: what it has really done.

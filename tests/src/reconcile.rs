@@ -11,9 +11,13 @@ use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
-use crate::client::{Acknowledged, ToldPayment};
+use crate::client::{Acknowledged, ToldPayment, ToldRefund};
 use crate::provider::BookLine;
 use crate::tap::Tapped;
+
+mod refunds;
+
+pub use refunds::{RefundRow, read_refunds};
 
 /// What the independent places say.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -23,11 +27,17 @@ pub struct Sources {
     /// Payments that the client was finally told of.
     #[serde(default)]
     pub told: Vec<ToldPayment>,
+    /// Refunds that the client was finally told of.
+    #[serde(default)]
+    pub told_refunds: Vec<ToldRefund>,
     /// Orders in the database.
     pub orders: Vec<OrderRow>,
     /// Payments in the database.
     #[serde(default)]
     pub payments: Vec<PaymentRow>,
+    /// Refunds in the database.
+    #[serde(default)]
+    pub refunds: Vec<RefundRow>,
     /// The provider's own book.
     #[serde(default)]
     pub provider: Vec<BookLine>,
@@ -67,6 +77,9 @@ pub struct PaymentRow {
     pub amount: i64,
     /// ISO 4217 code.
     pub currency: String,
+    /// In minor units; what refunds have taken of it.
+    #[serde(default)]
+    pub refund_reserved: i64,
 }
 
 /// An event in an outbox.
@@ -89,7 +102,7 @@ pub struct OutboxRow {
 pub struct Booking {
     /// The event that was booked.
     pub event_id: Uuid,
-    /// What kind of thing it tells of: `order` or `payment`.
+    /// What kind of thing it tells of: `order`, `payment` or `refund`.
     pub source_type: String,
     /// Which one.
     pub source_id: String,
@@ -131,6 +144,9 @@ pub fn reconcile(sources: &Sources) -> Vec<Difference> {
     payments_and_client(sources, &mut differ);
     payments_and_provider(sources, &mut differ);
     payments_and_events(sources, &mut differ);
+    refunds::refunds_and_client(sources, &mut differ);
+    refunds::refunds_and_provider(sources, &mut differ);
+    refunds::refunds_and_payments(sources, &mut differ);
     ledger(sources, &mut differ);
     differences.into_iter().collect()
 }
@@ -292,12 +308,17 @@ fn payments_and_events(sources: &Sources, differ: Differ<'_>) {
     let told = by(sources.outbox.iter().filter(|row| row.aggregate_type == "payment"), |row| {
         row.aggregate_id.clone()
     });
+    let refunds = by(sources.refunds.iter().filter(|row| row.is_told()), |row| row.payment_id);
     for row in &sources.payments {
         let events = told.get(&row.payment_id.to_string()).map_or(0, Vec::len);
-        if events != usize::from(row.status != "processing") {
+        let refunds = refunds.get(&row.payment_id).map_or(0, Vec::len);
+        if events != usize::from(row.status != "processing") + refunds {
             differ(
                 &row.payment_id,
-                format!("{} in payments, and has {events} events in the outbox", row.status),
+                format!(
+                    "{} in payments with {refunds} refunds, and has {events} events in the outbox",
+                    row.status
+                ),
             );
         }
     }
@@ -309,7 +330,7 @@ fn payments_and_events(sources: &Sources, differ: Differ<'_>) {
     }
 }
 
-/// What the ledger must have booked: cash, receivables and sales per order and succeeded payment.
+/// What the ledger must have booked: cash, receivables and sales per order, succeeded payment and succeeded refund.
 fn ledger(sources: &Sources, differ: Differ<'_>) {
     let booked = by(&sources.ledger, |booking| (booking.source_type.clone(), booking.source_id.clone()));
     let orders =
@@ -317,8 +338,10 @@ fn ledger(sources: &Sources, differ: Differ<'_>) {
     let payments = sources.payments.iter().filter(|row| row.status == "succeeded");
     let payments =
         payments.map(|row| ("payment", row.payment_id, &row.currency, [row.amount, -row.amount, 0]));
+    let refunds = sources.refunds.iter().filter(|row| row.status == "succeeded");
+    let refunds = refunds.map(|row| ("refund", row.refund_id, &row.currency, [-row.amount, row.amount, 0]));
     let mut expected = BTreeSet::new();
-    for (kind, id, currency, amounts) in orders.chain(payments) {
+    for (kind, id, currency, amounts) in orders.chain(payments).chain(refunds) {
         let source = (kind.to_owned(), id.to_string());
         let bookings = booked.get(&source).map_or(&[][..], Vec::as_slice);
         expected.insert(source);
@@ -384,7 +407,8 @@ pub async fn read_orders(connection: &mut PgConnection) -> Result<Vec<OrderRow>>
 /// The database fails.
 pub async fn read_payments(connection: &mut PgConnection) -> Result<Vec<PaymentRow>> {
     let rows = sqlx::query(
-        "SELECT payment_id, idempotency_key, status, provider_key, amount, currency FROM payments ORDER BY payment_id",
+        "SELECT payment_id, idempotency_key, status, provider_key, amount, currency, refund_reserved FROM payments
+         ORDER BY payment_id",
     )
     .fetch_all(connection)
     .await?;
@@ -397,6 +421,7 @@ pub async fn read_payments(connection: &mut PgConnection) -> Result<Vec<PaymentR
                 provider_key: row.try_get("provider_key")?,
                 amount: row.try_get("amount")?,
                 currency: row.try_get("currency")?,
+                refund_reserved: row.try_get("refund_reserved")?,
             })
         })
         .collect()

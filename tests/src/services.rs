@@ -33,8 +33,7 @@ use reqwest::Url;
 
 pub use self::database::{Backup, Database};
 use self::install::Machine;
-pub(crate) use self::install::on_path;
-pub use self::install::{POSTGRES_BIN, Package, RABBITMQ_SERVER};
+pub use self::install::{POSTGRES_BIN, Package, RABBITMQ_SERVER, on_path};
 pub use self::management::{Connection, Management, Permissions, Queue};
 pub use self::place::Place;
 pub use self::postgres::{Postgres, PrivatePostgres, ROLE};

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use sqlx::Row as _;
 
-use crate::client::{Acknowledged, Client, ToldPayment};
+use crate::client::{Acknowledged, Client, ToldPayment, ToldRefund};
 use crate::net::{free_port, unique_name};
 use crate::process::{Daemon, binary};
 use crate::provider::{Control, read_book};
-use crate::reconcile::{Sources, read_ledger, read_orders, read_outbox, read_payments};
+use crate::reconcile::{Sources, read_ledger, read_orders, read_outbox, read_payments, read_refunds};
 use crate::services::{Database, Services, Vhost};
 use crate::tap::Tap;
 use crate::wait::eventually;
@@ -20,11 +20,13 @@ use crate::wait::eventually;
 pub const READY: Duration = Duration::from_secs(30);
 
 /// The routing keys that this system's events have.
-pub const KEYS: [&str; 6] = [
+pub const KEYS: [&str; 8] = [
     "order.OrderPlaced",
     "payment.PaymentCreated",
     "payment.PaymentDeclined",
     "payment.PaymentCanceled",
+    "payment.PaymentRefunded",
+    "payment.PaymentRefundFailed",
     "shipment.ShipmentMoved",
     "ledger_transaction.LedgerPosted",
 ];
@@ -338,6 +340,20 @@ impl System {
         acknowledged: Vec<Acknowledged>,
         told: Vec<ToldPayment>,
     ) -> Result<Sources> {
+        self.sources_with_refunds(acknowledged, told, Vec::new()).await
+    }
+
+    /// Reads the independent places, where payments were made and refunded.
+    ///
+    /// # Errors
+    ///
+    /// As [`System::sources_with_payments`].
+    pub async fn sources_with_refunds(
+        &self,
+        acknowledged: Vec<Acknowledged>,
+        told: Vec<ToldPayment>,
+        told_refunds: Vec<ToldRefund>,
+    ) -> Result<Sources> {
         let mut payments = self.place.payments.connect().await?;
         let mut books = self.place.books.connect().await?;
         let mut outbox = read_outbox(&mut payments).await?;
@@ -359,8 +375,10 @@ impl System {
         Ok(Sources {
             acknowledged,
             told,
+            told_refunds,
             orders: read_orders(&mut payments).await?,
             payments: read_payments(&mut payments).await?,
+            refunds: read_refunds(&mut payments).await?,
             provider: read_book(&self.place.book)?,
             outbox,
             tap,

@@ -31,10 +31,15 @@ pub(crate) fn expect_json(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// Reads a whole body, whether its length was announced or not.
 pub(crate) async fn read(body: Body) -> Result<Bytes, ApiError> {
-    if body.size_hint().lower() > MAX_BYTES as u64 {
+    read_up_to(body, MAX_BYTES).await
+}
+
+/// As [`read`], of so many bytes at most.
+pub(crate) async fn read_up_to(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::BodyTooLarge);
     }
-    match tokio::time::timeout(WITHIN, Limited::new(body, MAX_BYTES).collect()).await {
+    match tokio::time::timeout(WITHIN, Limited::new(body, limit).collect()).await {
         Err(_) => Err(ApiError::BodyTooSlow),
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::BodyTooLarge),

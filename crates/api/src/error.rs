@@ -8,6 +8,7 @@ use http::{HeaderValue, StatusCode, header};
 use semel_core::idempotency::engine::EngineError;
 use semel_core::idempotency::{InvalidCommand, InvalidKey};
 use serde_json::{Value, json};
+use tonic::Code;
 use uuid::Uuid;
 
 use crate::body;
@@ -27,6 +28,8 @@ pub(crate) enum ApiError {
     Host,
     #[error("no such method here")]
     MethodNotAllowed,
+    #[error(transparent)]
+    Call(#[from] CallError),
     #[error("the body is not said to be plain JSON")]
     MediaType,
     #[error("the body is too large")]
@@ -51,6 +54,10 @@ pub(crate) enum ApiError {
     KeyReused,
     #[error("another request with the key is at work")]
     InProgress { retry_after: Duration },
+    #[error("the payment has no outcome yet")]
+    Unsettled { retry_after: Duration },
+    #[error("the client begins too much")]
+    Limited { retry_after: Duration },
     #[error("the key has expired")]
     KeyExpired { resource_id: Uuid, location: HeaderValue },
     #[error("whether it was executed is not known")]
@@ -77,6 +84,21 @@ pub(crate) enum ApiError {
     Panicked,
 }
 
+/// Why a request is no gRPC call that can be answered with a message.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error("no such call")]
+    Unknown,
+    #[error("a call over HTTP/1")]
+    NotHttp2,
+    #[error("the message is compressed, or in another encoding")]
+    Encoding,
+    #[error("no such timeout can be")]
+    Timeout,
+    #[error("the caller's deadline passed")]
+    DeadlinePassed,
+}
+
 impl ApiError {
     /// Returns the problem to tell the client of. Nothing that the client or the database said goes into it.
     pub(crate) fn problem(&self) -> Problem {
@@ -96,6 +118,7 @@ impl ApiError {
             Self::MethodNotAllowed => {
                 Problem::new(Kind::MethodNotAllowed, "The header `Allow` names the methods that are.")
             }
+            Self::Call(error) => error.problem(),
             Self::Host => Problem::new(Kind::RequestInvalid, "Send one header `Host`.").with("errors", json!([])),
             Self::MediaType => Problem::new(
                 Kind::UnsupportedMediaType,
@@ -131,6 +154,17 @@ impl ApiError {
                 "Another request with this key is at work. Ask again with the same key and body.",
             )
             .retry_after(*retry_after),
+            Self::Unsettled { retry_after } => Problem::new(
+                Kind::PaymentInProgress,
+                "The payment has no outcome yet, so it cannot be said whether it can be refunded. Ask again with the same key \
+                 and body.",
+            )
+            .retry_after(*retry_after),
+            Self::Limited { retry_after } => Problem::new(
+                Kind::RateLimited,
+                "You begin more new requests than are taken from one client. Ask again with the same key and body.",
+            )
+            .retry_after(*retry_after),
             Self::KeyExpired { resource_id, location } => Problem::new(
                 Kind::KeyExpired,
                 "The request was executed, and its answer is no longer kept. The resource tells what became of it.",
@@ -162,6 +196,31 @@ impl ApiError {
             Self::Engine(_) | Self::Response(_) | Self::Panicked => Problem::new(
                 Kind::Internal,
                 "A failure of ours. A retry with the same key is safe: the request is executed at most once.",
+            ),
+        }
+    }
+}
+
+impl CallError {
+    fn problem(&self) -> Problem {
+        match self {
+            Self::Unknown => {
+                Problem::new(Kind::NotFound, "There is no such call here.").told_as(Code::Unimplemented)
+            }
+            Self::NotHttp2 => {
+                Problem::new(Kind::RequestInvalid, "gRPC needs HTTP/2.").with("errors", json!([]))
+            }
+            Self::Encoding => Problem::new(
+                Kind::UnsupportedMediaType,
+                "Send `application/grpc`, in protobuf and not compressed.",
+            ),
+            Self::Timeout => {
+                Problem::new(Kind::RequestInvalid, "`grpc-timeout` must be up to eight digits and a unit.")
+                    .with("errors", json!([]))
+            }
+            Self::DeadlinePassed => Problem::new(
+                Kind::DeadlineExceeded,
+                "The call's deadline passed first; what it began goes on. Ask again, with the same key if it has one.",
             ),
         }
     }

@@ -17,8 +17,9 @@ use tracing::Instrument as _;
 
 use crate::arrival::{self, Arrival, REQUEST_ID};
 use crate::error::ApiError;
-use crate::metrics;
+use crate::openapi::OPENAPI;
 use crate::state::Api;
+use crate::{grpc, metrics};
 
 /// How long a request waits for database and provider at most; beyond that somebody has to tell the client.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -29,39 +30,57 @@ const _: () = assert!(ANSWER_WITHIN.as_secs() > DEADLINE.as_secs());
 /// Admits a request, and finishes its answer.
 pub(crate) async fn pass(State(api): State<Api>, request: Request, next: Next) -> Response {
     let started = Instant::now();
-    let route = metrics::route(request.extensions().get::<MatchedPath>().map(MatchedPath::as_str));
+    let is_call = grpc::is_call(request.headers());
+    let route = if is_call {
+        metrics::method(request.uri().path())
+    } else {
+        metrics::route(request.extensions().get::<MatchedPath>().map(MatchedPath::as_str))
+    };
     let identity = arrival::identify(request.headers());
     let id = identity.id;
     // Of the highest level, so that no filter takes the id from the lines that remain.
     let span = tracing::error_span!("request", %id, route);
 
-    let admitted = AssertUnwindSafe(admit(&api, identity, request, next)).catch_unwind();
+    let admitted = AssertUnwindSafe(admit(&api, route, identity, request, next)).catch_unwind();
     let response = match admitted.instrument(span.clone()).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => error.into_response(),
         Err(_) => ApiError::Panicked.into_response(),
     };
-    let mut response = span.in_scope(|| tell(&api, id, response));
+    let mut response = span.in_scope(|| tell(&api, id, is_call, response));
     if let Ok(id) = HeaderValue::try_from(id.to_string()) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    metrics::record(route, response.status(), started.elapsed());
+    if is_call {
+        metrics::record_call(route, &response, started.elapsed());
+    } else {
+        metrics::record(route, response.status(), started.elapsed());
+    }
     response
 }
 
 async fn admit(
     api: &Api,
+    route: &'static str,
     identity: idempotency::Request,
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let place = Arc::clone(&api.places).try_acquire_owned().map_err(|_| ApiError::Full)?;
-    if !api.is_open() {
-        return Err(ApiError::NotOpen);
+    if grpc::is_call(request.headers()) && request.uri().path() == grpc::HEALTH_CHECK {
+        // Whoever asks has no credential, and whether requests are taken is what is asked.
+        return Ok(next.run(request).await);
     }
+    let place = Arc::clone(&api.places).try_acquire_owned().map_err(|_| ApiError::Full)?;
     // RFC 9112, section 3.2. A proxy in front may have gone by another of several.
     if request.version() == Version::HTTP_11 && request.headers().get_all(header::HOST).iter().count() != 1 {
         return Err(ApiError::Host);
+    }
+    // What the API takes is no secret, and needs no database.
+    if route == OPENAPI {
+        return Ok(next.run(request).await);
+    }
+    if !api.is_open() {
+        return Err(ApiError::NotOpen);
     }
     let token = bearer(request.headers())?;
     let client = in_time(api.authenticator.authenticate(token)).await?.ok_or(ApiError::CredentialRefused)?;
@@ -93,15 +112,26 @@ pub(crate) async fn in_time<T>(
     }
 }
 
-/// Logs an error that a handler left in its response, and writes its problem.
-fn tell(api: &Api, id: uuid::Uuid, mut response: Response) -> Response {
+/// Logs an error that a handler left in its response, and writes its problem, or the status of a call.
+fn tell(api: &Api, id: uuid::Uuid, is_call: bool, mut response: Response) -> Response {
     let Some(error) = response.extensions_mut().remove::<Arc<ApiError>>() else { return response };
     let problem = error.problem();
     let (status, kind) = (problem.kind.status(), problem.kind.suffix());
-    if !status.is_server_error() {
-        tracing::info!(status = status.as_u16(), problem = kind, "refused: {}", chain(&*error));
-    } else if !matches!(*error, ApiError::Panicked) {
-        tracing::warn!(status = status.as_u16(), problem = kind, "failed: {}", chain(&*error));
+    metrics::record_problem(problem.kind);
+    let code = status.as_u16();
+    match api.lines.take(problem.kind) {
+        // Told where it happened.
+        _ if matches!(*error, ApiError::Panicked) => {}
+        Some(left_out) if status.is_server_error() => {
+            tracing::warn!(status = code, problem = kind, left_out, "failed: {}", chain(&*error));
+        }
+        Some(left_out) => {
+            tracing::info!(status = code, problem = kind, left_out, "refused: {}", chain(&*error));
+        }
+        None => tracing::debug!(status = code, problem = kind, "refused or failed: {}", chain(&*error)),
+    }
+    if is_call {
+        return grpc::status::of(&problem, &api.settings.problem_base).into_http();
     }
     problem.write(response, &api.settings.problem_base, id)
 }

@@ -13,6 +13,7 @@ use http::HeaderMap;
 use semel_core::idempotency::engine::{self, Found, Operation};
 use semel_core::idempotency::store::{KeyState, KnownKey};
 use semel_core::idempotency::{ClientId, Command, Scope};
+use semel_payments::refunds::create::MakeRefund;
 use serde::Serialize;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -20,7 +21,7 @@ use uuid::Uuid;
 use crate::error::ApiError;
 use crate::front::in_time;
 use crate::state::Api;
-use crate::{key, orders, payments};
+use crate::{key, orders, payments, refunds};
 
 /// Route of the keys of an operation.
 pub(crate) const KEYS: &str = "/v1/idempotency-keys/{operation}";
@@ -31,21 +32,21 @@ pub(crate) fn routes() -> Router<Api> {
 
 /// How a key stands, as its owner is told.
 #[derive(Debug, Serialize)]
-struct Told {
-    operation: &'static str,
-    state: &'static str,
+pub(crate) struct Told {
+    pub(crate) operation: &'static str,
+    pub(crate) state: &'static str,
     /// What the operation makes under this key.
-    resource_id: Uuid,
+    pub(crate) resource_id: Uuid,
     location: String,
     /// The request that claimed the key.
     #[serde(skip_serializing_if = "Option::is_none")]
-    request_id: Option<Uuid>,
+    pub(crate) request_id: Option<Uuid>,
     /// Status of the stored answer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<u16>,
+    pub(crate) status: Option<u16>,
     /// Until when that is replayed.
     #[serde(skip_serializing_if = "Option::is_none", with = "time::serde::rfc3339::option")]
-    expires_at: Option<OffsetDateTime>,
+    pub(crate) expires_at: Option<OffsetDateTime>,
 }
 
 async fn find(
@@ -55,14 +56,27 @@ async fn find(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let Ok(Path(operation)) = operation else { return Err(ApiError::NotFound) };
+    Ok(Json(told_of(&api, client, &operation, &headers).await?).into_response())
+}
+
+/// Tells how the key in these headers stands.
+pub(crate) async fn told_of(
+    api: &Api,
+    client: ClientId,
+    operation: &str,
+    headers: &HeaderMap,
+) -> Result<Told, ApiError> {
     if operation == name(&api.place_order) {
-        return tell(&api, &api.place_order, client, &headers, orders::location).await;
+        return tell(api, &api.place_order, client, headers, orders::location).await;
     }
-    match &api.make_payment {
-        Some(make_payment) if operation == name(make_payment) => {
-            tell(&api, make_payment, client, &headers, payments::location).await
-        }
-        _ => Err(ApiError::NotFound),
+    let Some(make_payment) = &api.make_payment else { return Err(ApiError::NotFound) };
+    let make_refund = MakeRefund::of(make_payment);
+    if operation == name(make_payment) {
+        tell(api, make_payment, client, headers, payments::location).await
+    } else if operation == name(&make_refund) {
+        tell(api, &make_refund, client, headers, refunds::location).await
+    } else {
+        Err(ApiError::NotFound)
     }
 }
 
@@ -76,10 +90,10 @@ async fn tell<O: Operation>(
     client: ClientId,
     headers: &HeaderMap,
     location: fn(Uuid) -> String,
-) -> Result<Response, ApiError> {
+) -> Result<Told, ApiError> {
     let scope = Scope { client, operation: name(operation), key: key::from_headers(headers)? };
     let found = in_time(engine::find(&api.pool, operation, &scope)).await?.ok_or(ApiError::NotFound)?;
-    Ok(Json(told(scope.operation, found, location)).into_response())
+    Ok(told(scope.operation, found, location))
 }
 
 fn told(operation: &'static str, found: Found, location: fn(Uuid) -> String) -> Told {

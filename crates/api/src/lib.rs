@@ -1,4 +1,4 @@
-//! The API: the front door over HTTP.
+//! The API: the front door over HTTP and gRPC.
 //!
 //! Promise: of all requests under one key of one client and operation at most one takes effect, and no answer to a keyed
 //! request leaves before what it tells is committed. A client that goes away ends the waiting, never the work.
@@ -6,7 +6,7 @@
 //! How: `server` accepts connections and bounds them, `front` admits requests (identity, trace, panic guard, cap,
 //! credentials), handlers read them, and the engine of `semel-core` executes them in tasks that a stop waits for.
 //!
-//! It does not publish events, expire keys or end TLS. In a crash the database decides: a request has taken effect
+//! It does not publish events or expire keys. In a crash the database decides: a request has taken effect
 //! whole or not at all, and its retry is told which.
 
 mod arrival;
@@ -15,25 +15,32 @@ mod credentials;
 mod error;
 pub mod failpoints;
 mod front;
+mod grpc;
 mod json;
 mod key;
 mod keyed;
 mod keys;
+mod lines;
 mod listing;
 pub mod metrics;
+mod openapi;
 mod options;
 mod orders;
 mod payments;
 mod problem;
+mod refunds;
 mod routes;
 mod server;
 mod state;
+mod tls;
 
 use std::error::Error;
+use std::io::Write as _;
 use std::time::Duration;
 
 use semel_core::daemon::Daemon;
 use semel_core::database::{self, Unusable};
+use semel_core::idempotency::admission::Admission;
 use semel_core::outbox::hint::Hints;
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{admin, telemetry};
@@ -44,8 +51,10 @@ use semel_payments::schema::PAYMENTS;
 use sqlx::PgPool;
 
 pub use options::{Config, Options};
-pub use server::serve;
+pub use routes::router;
+pub use server::{Door, serve};
 pub use state::{Api, Settings};
+pub use tls::{Tls, TlsFiles};
 
 use options::Command;
 
@@ -69,6 +78,7 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         Some(Command::Credentials(command)) => {
             return credentials::run(command, &options.database.url()?).await;
         }
+        Some(Command::Openapi) => return Ok(print_openapi(&options)?),
         None => {}
     }
     let config = options.config()?;
@@ -84,6 +94,13 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     result
 }
 
+/// Prints the whole description: of a process that makes payments.
+fn print_openapi(options: &Options) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
+    out.write_all(openapi::text(openapi::Payments::Made, options.problem_base()).as_bytes())?;
+    out.flush()
+}
+
 async fn serve_until_stopped(
     config: &Config,
     daemon: &Daemon,
@@ -91,14 +108,23 @@ async fn serve_until_stopped(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = admin::bind(config.listen, "--listen").await?;
     let hints = Hints::start(config.database.clone(), "semel-api hints", &daemon.life);
-    let api = Api::new(pool.clone(), config.settings.clone(), daemon.life.clone()).with_hints(hints);
+    let api = Api::new(pool.clone(), config.settings.clone(), daemon.life.clone())
+        .with_hints(hints)
+        .with_admission(Admission::new(config.rate, config.keys_in_progress));
     let api = if let Some(provider) = &config.provider {
         api.with_payments(make_payment(&config.settings, provider)?)
     } else {
         tracing::info!("without --provider-url there are no payments, and their routes answer 404");
         api
     };
-    daemon.life.spawn(serve(listener, api.clone(), daemon.life.clone()));
+    let door = match &config.tls {
+        Some(tls) => {
+            daemon.life.spawn(tls.clone().renew(daemon.life.clone()));
+            Door::default().with_tls(tls.clone())
+        }
+        None => Door::default(),
+    };
+    daemon.life.spawn(serve(listener, door, api.clone(), daemon.life.clone()));
     daemon.life.spawn(report_pool(pool.clone(), daemon.health.watch("gauges"), daemon.life.clone()));
     tracing::info!(listen = %config.listen, "answers; requests are taken once the database is usable");
     match database::wait_until_usable(&config.database, NAME, &SETS, &daemon.life).await {
@@ -118,7 +144,7 @@ fn make_payment(
     settings: &Settings,
     provider: &ProviderConfig,
 ) -> Result<MakePayment<GrpcProvider>, InvalidEndpoint> {
-    let port = GrpcProvider::new(&provider.url, provider.dedup)?;
+    let port = GrpcProvider::certified_by(&provider.url, provider.authorities.as_deref(), provider.dedup)?;
     tracing::info!(provider = provider.url, "makes payments");
     Ok(MakePayment::new(settings.namespace.clone(), port, settings.problem_base.clone())
         .with_window(provider.send_window))

@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::json::InvalidBody;
 
 /// Entries of a page where the query does not say.
-const LIMIT: u32 = 20;
+pub(crate) const LIMIT: u32 = 20;
 
 /// The query of a list.
 #[derive(Debug, Deserialize)]
@@ -22,23 +22,31 @@ pub(crate) struct Asked {
     cursor: Option<String>,
 }
 
-/// Reads which page is asked for.
+/// Reads which page a query asks for.
 pub(crate) fn page(query: Result<Query<Asked>, QueryRejection>) -> Result<Page, ApiError> {
-    let invalid =
-        |field: &str, reason: String| ApiError::Query(InvalidBody { field: field.to_owned(), reason });
     let Query(asked) = query
         .map_err(|_| invalid("", "takes `limit` and `cursor`, each once, and nothing else".to_owned()))?;
-    let limit = match asked.limit.as_deref() {
-        None => LIMIT,
-        Some(text) => text
-            .parse()
-            .ok()
-            .filter(|limit| (1..=MAX_LIMIT).contains(limit))
-            .ok_or_else(|| invalid("limit", format!("must be a whole number from 1 to {MAX_LIMIT}")))?,
-    };
-    let after = asked.cursor.as_deref().map(str::parse::<Cursor>).transpose();
+    let limit = asked.limit.as_deref().map(|text| text.parse().map_err(|_| limit_invalid())).transpose()?;
+    page_of(limit, asked.cursor.as_deref())
+}
+
+/// Checks which page is asked for.
+pub(crate) fn page_of(limit: Option<u32>, cursor: Option<&str>) -> Result<Page, ApiError> {
+    let limit = limit.unwrap_or(LIMIT);
+    if !(1..=MAX_LIMIT).contains(&limit) {
+        return Err(limit_invalid());
+    }
+    let after = cursor.map(str::parse::<Cursor>).transpose();
     let after = after.map_err(|error| invalid("cursor", error.to_string()))?;
     Ok(Page { limit, after })
+}
+
+fn limit_invalid() -> ApiError {
+    invalid("limit", format!("must be a whole number from 1 to {MAX_LIMIT}"))
+}
+
+fn invalid(field: &str, reason: String) -> ApiError {
+    ApiError::Query(InvalidBody { field: field.to_owned(), reason })
 }
 
 /// Writes a page: the entries under their name, and where the next page begins if there is one.

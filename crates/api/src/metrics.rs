@@ -2,24 +2,54 @@
 
 use std::time::Duration;
 
+use axum::response::Response;
 use http::StatusCode;
 use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 use semel_core::idempotency::Command as _;
 use semel_payments::orders::CreateOrder;
 use semel_payments::payments::CreatePayment;
+use semel_payments::refunds::CreateRefund;
+use tonic::{Code, Status};
 
+use crate::grpc::CALLS;
 use crate::keys::KEYS;
+use crate::openapi::OPENAPI;
 use crate::orders::{ORDER, ORDERS};
 use crate::payments::{PAYMENT, PAYMENTS};
+use crate::problem::Kind;
+use crate::refunds::{REFUND, REFUNDS};
 
 /// Counter of answered requests; labels `route` and `status`, a class such as `2xx`.
 pub const REQUESTS: &str = "semel_http_requests_total";
+/// Counter of problems told; label `problem`, the last segment of its type.
+pub const PROBLEMS: &str = "semel_http_problems_total";
 /// Histogram: from a request's head to its answer; label `route`.
 pub const SECONDS: &str = "semel_http_request_seconds";
 
+/// Counter of answered gRPC calls; labels `method` and `code`.
+pub const CALLS_ANSWERED: &str = "semel_grpc_requests_total";
+/// Histogram: from a gRPC call's head to its answer; label `method`.
+pub const CALL_SECONDS: &str = "semel_grpc_request_seconds";
+
 const UNMATCHED: &str = "unmatched";
-const ROUTES: [&str; 6] = [ORDERS, ORDER, PAYMENTS, PAYMENT, KEYS, UNMATCHED];
+const ROUTES: [&str; 9] = [ORDERS, ORDER, PAYMENTS, PAYMENT, REFUNDS, REFUND, KEYS, OPENAPI, UNMATCHED];
 const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
+/// The codes that calls are answered with.
+const CODES: [(Code, &str); 12] = [
+    (Code::Ok, "OK"),
+    (Code::InvalidArgument, "INVALID_ARGUMENT"),
+    (Code::DeadlineExceeded, "DEADLINE_EXCEEDED"),
+    (Code::NotFound, "NOT_FOUND"),
+    (Code::PermissionDenied, "PERMISSION_DENIED"),
+    (Code::ResourceExhausted, "RESOURCE_EXHAUSTED"),
+    (Code::FailedPrecondition, "FAILED_PRECONDITION"),
+    (Code::Aborted, "ABORTED"),
+    (Code::Unimplemented, "UNIMPLEMENTED"),
+    (Code::Internal, "INTERNAL"),
+    (Code::Unavailable, "UNAVAILABLE"),
+    (Code::Unauthenticated, "UNAUTHENTICATED"),
+];
+const OTHER: &str = "OTHER";
 
 /// Describes the metrics and sets the counters to 0.
 pub fn describe() {
@@ -30,13 +60,50 @@ pub fn describe() {
             counter!(REQUESTS, "route" => route, "status" => class).increment(0);
         }
     }
-    semel_core::metrics::describe_requests(&[CreateOrder::OPERATION, CreatePayment::OPERATION]);
+    describe_counter!(CALLS_ANSWERED, "Answered gRPC calls by method and code.");
+    describe_histogram!(CALL_SECONDS, Unit::Seconds, "From a gRPC call's head to its answer.");
+    for path in CALLS.into_iter().chain([UNMATCHED]) {
+        for (_, code) in CODES {
+            counter!(CALLS_ANSWERED, "method" => method(path), "code" => code).increment(0);
+        }
+    }
+    describe_counter!(
+        PROBLEMS,
+        "Problems told, by kind; final ones that are stored and replayed are not among them."
+    );
+    for kind in Kind::ALL {
+        counter!(PROBLEMS, "problem" => kind.suffix()).increment(0);
+    }
+    semel_core::metrics::describe_requests(&[
+        CreateOrder::OPERATION,
+        CreatePayment::OPERATION,
+        CreateRefund::OPERATION,
+    ]);
     semel_payments::metrics::describe();
 }
 
 /// Returns the label of a matched route.
 pub(crate) fn route(matched: Option<&str>) -> &'static str {
     ROUTES.into_iter().find(|route| Some(*route) == matched).unwrap_or(UNMATCHED)
+}
+
+/// Returns the label of the call at a path.
+pub(crate) fn method(path: &str) -> &'static str {
+    CALLS.into_iter().find(|call| *call == path).map_or(UNMATCHED, |call| call.trim_start_matches('/'))
+}
+
+/// Records an answered call. One whose code is not in its head has an answer.
+pub(crate) fn record_call(method: &'static str, response: &Response, took: Duration) {
+    let status = response.headers().get(Status::GRPC_STATUS);
+    let code = status.map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()));
+    let code = CODES.into_iter().find(|(known, _)| *known == code).map_or(OTHER, |(_, name)| name);
+    counter!(CALLS_ANSWERED, "method" => method, "code" => code).increment(1);
+    histogram!(CALL_SECONDS, "method" => method).record(took);
+}
+
+/// Records a problem that a client is told of.
+pub(crate) fn record_problem(kind: Kind) {
+    counter!(PROBLEMS, "problem" => kind.suffix()).increment(1);
 }
 
 /// Records an answered request.
@@ -48,4 +115,28 @@ pub(crate) fn record(route: &'static str, status: StatusCode, took: Duration) {
     };
     counter!(REQUESTS, "route" => route, "status" => class).increment(1);
     histogram!(SECONDS, "route" => route).record(took);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_makes_up_is_no_label() {
+        assert_eq!(
+            method("/semel.payments.v1.Payments/CreateOrder"),
+            "semel.payments.v1.Payments/CreateOrder"
+        );
+        for path in [
+            "",
+            "/",
+            "/v1/orders",
+            "/semel.payments.v1.Payments/Other",
+            "semel.payments.v1.Payments/CreateOrder",
+        ] {
+            assert_eq!(method(path), UNMATCHED, "{path}");
+        }
+        assert_eq!(route(Some(ORDER)), ORDER);
+        assert_eq!(route(Some("/v1/other")), UNMATCHED);
+    }
 }

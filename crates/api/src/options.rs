@@ -1,19 +1,23 @@
 //! The API's options, and the configuration that they become.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
 use semel_core::idempotency::ClientId;
+use semel_core::idempotency::admission::Rate;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, text};
 use semel_payments::options::{ProviderConfig, ProviderOptions};
 use semel_payments::problem::ProblemBase;
 
 use crate::state::Settings;
+use crate::tls::{Tls, TlsFiles};
 
-/// Takes orders and payments over HTTP, each under an idempotency key: at most one effect per key, the same answer to every repeat.
+/// Takes orders and payments over HTTP and gRPC, each under an idempotency key: at most one effect per key, the same answer to every repeat.
 #[derive(Parser)]
 #[command(name = "semel-api", version)]
 pub struct Options {
@@ -27,12 +31,27 @@ pub struct Options {
     /// Address of the public endpoint.
     #[arg(long, env = "SEMEL_API_LISTEN", default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
     listen: SocketAddr,
+    /// File with the certificate of the public endpoint and those of the authorities in between (PEM); with it, only TLS is taken.
+    #[arg(long, env = "SEMEL_API_TLS_CERT_FILE", value_name = "PATH")]
+    tls_cert_file: Option<PathBuf>,
+    /// File with the private key of that certificate (PEM). Both are looked at every minute.
+    #[arg(long, env = "SEMEL_API_TLS_KEY_FILE", value_name = "PATH")]
+    tls_key_file: Option<PathBuf>,
     /// This deployment's name, part of every derived id; staging and production must differ, and it never changes.
     #[arg(long, env = "SEMEL_NAMESPACE", value_name = "NAME")]
     namespace: Option<Namespace>,
     /// Hours for which a completed key is replayed, counted from its completion.
     #[arg(long, env = "SEMEL_API_KEY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=8760), value_name = "HOURS")]
     key_retention_hours: u64,
+    /// New requests that one client may begin a second, in each process; 0 bounds nothing. Known keys are never counted.
+    #[arg(long, env = "SEMEL_API_CLIENT_CLAIMS_PER_SECOND", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(..=1_000_000), value_name = "COUNT")]
+    client_claims_per_second: u32,
+    /// New requests that one client may begin at once, after a pause.
+    #[arg(long, env = "SEMEL_API_CLIENT_CLAIMS_BURST", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000), value_name = "COUNT")]
+    client_claims_burst: u32,
+    /// Keys that one client may have in progress, in all processes together; 0 bounds nothing.
+    #[arg(long, env = "SEMEL_API_CLIENT_KEYS_IN_PROGRESS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(..=100_000), value_name = "COUNT")]
+    client_keys_in_progress: u32,
     /// What the `type` of a problem begins with; its last segment names the problem, and the page under docs/errors.
     #[arg(long, env = "SEMEL_API_PROBLEM_BASE_URL", default_value = ProblemBase::DEFAULT, value_name = "URL")]
     problem_base_url: ProblemBase,
@@ -46,6 +65,8 @@ pub struct Options {
 pub(crate) enum Command {
     /// Make or upgrade the tables, and leave.
     Migrate,
+    /// Print what the API takes and answers, as OpenAPI 3.1, and leave.
+    Openapi,
     /// Who may call.
     Credentials(CredentialsCommand),
 }
@@ -114,13 +135,24 @@ pub struct Config {
     pub database_connections: u32,
     /// Address of the public endpoint.
     pub listen: SocketAddr,
+    /// The certificate of the public endpoint; without one it takes plain text.
+    pub tls: Option<Tls>,
     /// The provider of payments; without one there are none.
     pub provider: Option<ProviderConfig>,
+    /// How many new requests a client may begin; none bounds nothing.
+    pub rate: Option<Rate>,
+    /// How many keys of a client may be in progress; none bounds nothing.
+    pub keys_in_progress: Option<NonZeroU32>,
     /// How requests are answered.
     pub settings: Settings,
 }
 
 impl Options {
+    /// Returns what the `type` of a problem begins with.
+    pub(crate) fn problem_base(&self) -> &ProblemBase {
+        &self.problem_base_url
+    }
+
     /// Checks the options for serving.
     ///
     /// # Errors
@@ -132,13 +164,28 @@ impl Options {
             database: self.database.url()?,
             database_connections: self.max_connections,
             listen: self.listen,
+            tls: self.tls()?,
             provider: self.provider.config()?,
+            rate: NonZeroU32::new(self.client_claims_per_second)
+                .zip(NonZeroU32::new(self.client_claims_burst))
+                .map(|(count, burst)| Rate { every: Duration::from_secs(1) / count.get(), burst }),
+            keys_in_progress: NonZeroU32::new(self.client_keys_in_progress),
             settings: Settings {
                 namespace: self.namespace.clone().ok_or(missing)?,
                 key_retention: Duration::from_hours(self.key_retention_hours),
                 problem_base: self.problem_base_url.clone(),
             },
         })
+    }
+
+    fn tls(&self) -> Result<Option<Tls>, OptionError> {
+        match (self.tls_cert_file.clone(), self.tls_key_file.clone()) {
+            (Some(certificate), Some(key)) => Tls::load(TlsFiles { certificate, key }).map(Some),
+            (None, None) => Ok(None),
+            _ => Err(OptionError::Combination(
+                "--tls-cert-file and --tls-key-file go together: give both or neither".to_owned(),
+            )),
+        }
     }
 }
 
@@ -156,6 +203,28 @@ mod tests {
 
     fn config(more: &[&str]) -> Config {
         parsed(more).unwrap().config().unwrap()
+    }
+
+    #[test]
+    fn a_certificate_and_its_key_go_together() {
+        for option in ["--tls-cert-file", "--tls-key-file"] {
+            let error = parsed(&[option, "/nowhere"]).unwrap().config().unwrap_err().to_string();
+            assert!(error.contains("--tls-cert-file") && error.contains("--tls-key-file"), "{error}");
+        }
+        assert!(config(&[]).tls.is_none());
+        let unusable = ["--tls-cert-file", "/nowhere", "--tls-key-file", "/nowhere"];
+        let error = parsed(&unusable).unwrap().config().unwrap_err().to_string();
+        assert!(error.starts_with("--tls-cert-file"), "{error}");
+    }
+
+    #[test]
+    fn a_client_may_begin_so_much_unless_nothing_bounds_it() {
+        let given = config(&[]);
+        let rate = given.rate.unwrap();
+        assert_eq!((rate.every, rate.burst.get()), (Duration::from_millis(1), 2000));
+        assert_eq!(given.keys_in_progress.map(NonZeroU32::get), Some(1000));
+        let unbounded = config(&["--client-claims-per-second", "0", "--client-keys-in-progress", "0"]);
+        assert_eq!((unbounded.rate, unbounded.keys_in_progress), (None, None));
     }
 
     #[test]
@@ -180,7 +249,7 @@ mod tests {
     fn refuses_what_is_no_place_of_a_provider() {
         for url in [
             "provider:7070",
-            "https://provider:7070",
+            "ftp://provider:7070",
             "http://provider",
             "http://u@p:1",
             "http://p:1/x",

@@ -11,10 +11,11 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use semel_payments::problem::ProblemBase;
 use serde_json::{Map, Value, json};
+use tonic::Code;
 use uuid::Uuid;
 
 /// The kinds of problems.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Kind {
     KeyMissing,
     KeyInvalid,
@@ -24,19 +25,21 @@ pub(crate) enum Kind {
     MethodNotAllowed,
     RequestTimeout,
     RequestInProgress,
+    PaymentInProgress,
     KeyExpired,
     ContentTooLarge,
     UnsupportedMediaType,
     KeyReused,
+    RateLimited,
     Internal,
     OutcomeUnknown,
     NeedsAttention,
     TemporarilyUnavailable,
+    DeadlineExceeded,
 }
 
 impl Kind {
-    #[cfg(test)]
-    const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
@@ -45,14 +48,17 @@ impl Kind {
         Self::MethodNotAllowed,
         Self::RequestTimeout,
         Self::RequestInProgress,
+        Self::PaymentInProgress,
         Self::KeyExpired,
         Self::ContentTooLarge,
         Self::UnsupportedMediaType,
         Self::KeyReused,
+        Self::RateLimited,
         Self::Internal,
         Self::OutcomeUnknown,
         Self::NeedsAttention,
         Self::TemporarilyUnavailable,
+        Self::DeadlineExceeded,
     ];
 
     /// Status, last segment of the `type`, title.
@@ -80,6 +86,9 @@ impl Kind {
             Self::RequestInProgress => {
                 (StatusCode::CONFLICT, "request-in-progress", "A request with this key is at work")
             }
+            Self::PaymentInProgress => {
+                (StatusCode::CONFLICT, "payment-in-progress", "The payment has no outcome yet")
+            }
             Self::KeyExpired => (StatusCode::GONE, "idempotency-key-expired", "The key's time is over"),
             Self::ContentTooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "content-too-large", "The body is too large")
@@ -92,6 +101,7 @@ impl Kind {
                 "idempotency-key-reused",
                 "The key belongs to another request",
             ),
+            Self::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many new requests"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server failed"),
             Self::OutcomeUnknown => {
                 (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
@@ -102,6 +112,30 @@ impl Kind {
             Self::TemporarilyUnavailable => {
                 (StatusCode::SERVICE_UNAVAILABLE, "temporarily-unavailable", "The service is unavailable")
             }
+            Self::DeadlineExceeded => {
+                (StatusCode::GATEWAY_TIMEOUT, "deadline-exceeded", "The call's own deadline passed")
+            }
+        }
+    }
+
+    /// Says whether HTTP tells of it; what is not is told to calls alone.
+    pub(crate) const fn is_of_http(self) -> bool {
+        !matches!(self, Self::DeadlineExceeded)
+    }
+
+    /// The gRPC status code.
+    const fn code(self) -> Code {
+        match self {
+            Self::KeyMissing | Self::KeyInvalid | Self::RequestInvalid => Code::InvalidArgument,
+            Self::Unauthenticated => Code::Unauthenticated,
+            Self::NotFound => Code::NotFound,
+            Self::MethodNotAllowed | Self::UnsupportedMediaType => Code::Unimplemented,
+            Self::RequestTimeout | Self::DeadlineExceeded => Code::DeadlineExceeded,
+            Self::RequestInProgress | Self::PaymentInProgress => Code::Aborted,
+            Self::KeyExpired | Self::KeyReused => Code::FailedPrecondition,
+            Self::ContentTooLarge | Self::RateLimited => Code::ResourceExhausted,
+            Self::Internal => Code::Internal,
+            Self::OutcomeUnknown | Self::NeedsAttention | Self::TemporarilyUnavailable => Code::Unavailable,
         }
     }
 
@@ -114,13 +148,21 @@ impl Kind {
         self.description().1
     }
 
+    /// Says in words what kind it is.
+    pub(crate) const fn title(self) -> &'static str {
+        self.description().2
+    }
+
     /// When to ask again, for the kinds where asking again may help; only those carry `Retry-After`.
-    const fn retry_after(self) -> Option<Duration> {
+    pub(crate) const fn retry_after(self) -> Option<Duration> {
         match self {
             Self::RequestTimeout
             | Self::RequestInProgress
+            | Self::PaymentInProgress
+            | Self::RateLimited
             | Self::OutcomeUnknown
-            | Self::TemporarilyUnavailable => Some(Duration::from_secs(1)),
+            | Self::TemporarilyUnavailable
+            | Self::DeadlineExceeded => Some(Duration::from_secs(1)),
             Self::Internal => Some(Duration::from_secs(5)),
             Self::NeedsAttention => Some(Duration::from_mins(1)),
             _ => None,
@@ -128,7 +170,7 @@ impl Kind {
     }
 
     /// Whether the answer links to the page, as the Idempotency-Key draft asks for what concerns the key.
-    const fn is_linked(self) -> bool {
+    pub(crate) const fn is_linked(self) -> bool {
         matches!(self, Self::KeyMissing | Self::KeyInvalid | Self::KeyReused)
     }
 }
@@ -137,16 +179,18 @@ impl Kind {
 #[derive(Debug)]
 pub(crate) struct Problem {
     pub(crate) kind: Kind,
-    detail: Cow<'static, str>,
-    members: Map<String, Value>,
+    code: Option<Code>,
+    pub(crate) detail: Cow<'static, str>,
+    pub(crate) members: Map<String, Value>,
     headers: Vec<(HeaderName, HeaderValue)>,
-    retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Problem {
     pub(crate) fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
+            code: None,
             detail: detail.into(),
             members: Map::new(),
             headers: Vec::new(),
@@ -169,6 +213,17 @@ impl Problem {
         self
     }
 
+    /// Replaces the kind's own gRPC status code.
+    pub(crate) fn told_as(mut self, code: Code) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// The gRPC status code.
+    pub(crate) fn code(&self) -> Code {
+        self.code.unwrap_or(self.kind.code())
+    }
+
     /// Writes the problem into a response, keeping what others have put among its headers (`Allow`).
     pub(crate) fn write(self, response: Response, base: &ProblemBase, request: Uuid) -> Response {
         let (status, _, title) = self.kind.description();
@@ -186,8 +241,7 @@ impl Problem {
         parts.headers.remove(header::CONTENT_LENGTH);
         parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(wait) = self.retry_after {
-            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
-            parts.headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            parts.headers.insert(header::RETRY_AFTER, HeaderValue::from(in_seconds(wait).as_secs()));
         }
         if self.kind.is_linked()
             && let Ok(link) = HeaderValue::try_from(format!("<{kind}>; rel=\"describedby\""))
@@ -197,6 +251,11 @@ impl Problem {
         parts.headers.extend(self.headers);
         Response::from_parts(parts, Body::from(Value::Object(members).to_string()))
     }
+}
+
+/// Rounds a wait up to whole seconds, the smallest that the header can say.
+pub(crate) fn in_seconds(wait: Duration) -> Duration {
+    Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0))
 }
 
 #[cfg(test)]

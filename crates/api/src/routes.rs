@@ -7,23 +7,31 @@ use uuid::Uuid;
 
 use crate::error::ApiError;
 use crate::state::Api;
-use crate::{front, keys, orders, payments};
+use crate::{front, grpc, keys, openapi, orders, payments, refunds};
 
-/// Builds the router. Without a provider there are no payments.
-pub(crate) fn router(api: Api) -> Router {
-    let mut routes = orders::routes().merge(keys::routes());
+/// Builds the router of HTTP and gRPC, for [`serve`](crate::serve) or a connection of one's own. Without a provider there are no
+/// payments and refunds.
+#[must_use = "a router serves nothing by itself"]
+pub fn router(api: Api) -> Router {
+    let mut routes = orders::routes().merge(keys::routes()).merge(openapi::routes());
     if let Some(make_payment) = api.make_payment.clone() {
-        routes = routes.merge(payments::routes(make_payment));
+        routes = routes.merge(refunds::routes(&make_payment)).merge(payments::routes(make_payment));
     }
-    routes
+    let http = routes
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .layer(middleware::from_fn_with_state(api.clone(), front::pass))
-        .with_state(api)
+        .with_state(api.clone());
+    grpc::beside(http, api)
 }
 
 /// Reads a resource's id as a `Location` writes it, and no other spelling of a UUID.
 pub(crate) fn resource_id(path: Result<Path<String>, PathRejection>) -> Result<Uuid, ApiError> {
     let Ok(Path(text)) = path else { return Err(ApiError::NotFound) };
-    Uuid::try_parse(&text).ok().filter(|id| id.to_string() == text).ok_or(ApiError::NotFound)
+    parse_id(&text)
+}
+
+/// As [`resource_id`], from its text.
+pub(crate) fn parse_id(text: &str) -> Result<Uuid, ApiError> {
+    Uuid::try_parse(text).ok().filter(|id| id.to_string() == text).ok_or(ApiError::NotFound)
 }

@@ -3,6 +3,9 @@
 //! The loop is ours because a stock one sets no timers, without which the limit on reading headers never fires. A
 //! connection that sends no request in time, or has none at work for a while, is asked to end and then ended. At the
 //! stop nobody is accepted any more, and requests at work are finished: HTTP/1.1 by `Connection: close`, HTTP/2 by GOAWAY.
+//!
+//! Where there is a certificate, a connection begins with a handshake and plain text is refused. What is bounded there is
+//! the same: a handshake has as long as a head, and takes one of the same places.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +17,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use semel_core::lifecycle::Lifecycle;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
@@ -21,23 +25,61 @@ use tower::ServiceExt as _;
 
 use crate::routes;
 use crate::state::Api;
+use crate::tls::Tls;
 
 /// Connections at a time; the next ones wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 1024;
-/// How long the first head of a connection may take.
+/// How long a handshake may take, and then the first head of a connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Bytes of a request's head at most.
 const MAX_HEAD: u32 = 16 * 1024;
 /// Requests of one HTTP/2 connection at a time.
 const MAX_STREAMS: u32 = 64;
+/// Streams that an HTTP/2 client opened and reset before we looked at them; beyond that the connection is ended. That is
+/// the flood of CVE-2023-44487.
+const MAX_RESET_STREAMS: usize = 20;
+/// Streams of a connection that we reset for the client's faults; beyond that it is ended.
+const MAX_FAULTY_STREAMS: usize = 64;
+/// What an HTTP/2 client may send ahead of our reading: a whole body, and that of each stream at once.
+const STREAM_WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// A connection without a request at work is asked to end after this, and a later head may take as long: clients and
 /// proxies keep connections for about a minute, and one that is closed under them fails a request.
 const IDLE: Duration = Duration::from_mins(1);
 /// A connection that was asked to end and has no request at work is ended after this.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// How connections are taken; by default in plain text.
+#[derive(Clone, Debug)]
+pub struct Door {
+    tls: Option<Tls>,
+    idle: Duration,
+}
+
+impl Default for Door {
+    fn default() -> Self {
+        Self { tls: None, idle: IDLE }
+    }
+}
+
+impl Door {
+    /// Takes connections over TLS alone.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Ends connections without a request at work after another time.
+    #[must_use]
+    pub fn with_idle(mut self, idle: Duration) -> Self {
+        self.idle = idle;
+        self
+    }
+}
+
 /// Accepts and serves connections until the soft stop; each is a task that the stop waits for.
-pub async fn serve(listener: TcpListener, api: Api, life: Lifecycle) {
+pub async fn serve(listener: TcpListener, door: Door, api: Api, life: Lifecycle) {
     let router = routes::router(api);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -47,9 +89,9 @@ pub async fn serve(listener: TcpListener, api: Api, life: Lifecycle) {
         };
         match accepted {
             Ok((stream, place)) => {
-                let (router, life_of_connection) = (router.clone(), life.clone());
+                let (router, door, life_of_connection) = (router.clone(), door.clone(), life.clone());
                 life.spawn(async move {
-                    connection(stream, router, &life_of_connection).await;
+                    connection(stream, &door, router, &life_of_connection).await;
                     drop(place);
                 });
             }
@@ -71,9 +113,27 @@ async fn accept(
     Ok((stream, place))
 }
 
-async fn connection(stream: TcpStream, router: Router, life: &Lifecycle) {
+async fn connection(stream: TcpStream, door: &Door, router: Router, life: &Lifecycle) {
     // Answers are small and whole: waiting to fill a segment only delays them.
     let _ = stream.set_nodelay(true);
+    let Some(tls) = &door.tls else { return requests(stream, door.idle, router, life).await };
+    let handshake = tokio::time::timeout(HEAD_WITHIN, tls.accept(stream));
+    let shaken = tokio::select! {
+        shaken = handshake => shaken,
+        () = life.stopping() => return,
+    };
+    match shaken {
+        Ok(Ok(stream)) => requests(stream, door.idle, router, life).await,
+        // Anyone can cause it, as often as they like.
+        Ok(Err(error)) => tracing::debug!("a handshake failed: {error}"),
+        Err(_) => tracing::debug!("a handshake took too long"),
+    }
+}
+
+async fn requests<S>(stream: S, idle: Duration, router: Router, life: &Lifecycle)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let activity = Activity::default();
     let service = {
         let activity = activity.clone();
@@ -92,7 +152,7 @@ async fn connection(stream: TcpStream, router: Router, life: &Lifecycle) {
     // How a connection ended is the client's business: what was executed is known to the database.
     tokio::select! {
         _ = connection.as_mut() => return,
-        () = activity.quiet(HEAD_WITHIN, IDLE) => {}
+        () = activity.quiet(HEAD_WITHIN, idle) => {}
         () = life.stopping() => {}
     }
     connection.as_mut().graceful_shutdown();
@@ -110,6 +170,10 @@ fn http() -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEAD)
+        .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(MAX_FAULTY_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(10));
     http

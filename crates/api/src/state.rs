@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use semel_core::credentials::Authenticator;
 use semel_core::derive::Namespace;
+use semel_core::idempotency::admission::Admission;
 use semel_core::lifecycle::Lifecycle;
 use semel_core::outbox::hint::Hints;
 use semel_payments::orders::PlaceOrder;
@@ -14,6 +15,8 @@ use semel_payments::problem::ProblemBase;
 use semel_payments::provider::grpc::GrpcProvider;
 use sqlx::PgPool;
 use tokio::sync::Semaphore;
+
+use crate::lines::Lines;
 
 /// Requests at work at a time; those beyond are told to come back.
 const MAX_REQUESTS: usize = 512;
@@ -40,6 +43,8 @@ pub struct Api {
     pub(crate) life: Lifecycle,
     pub(crate) hints: Hints,
     pub(crate) places: Arc<Semaphore>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) lines: Arc<Lines>,
     open: Arc<AtomicBool>,
 }
 
@@ -53,6 +58,8 @@ impl Api {
             make_payment: None,
             settings: Arc::new(settings),
             places: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            admission: Arc::default(),
+            lines: Arc::default(),
             open: Arc::new(AtomicBool::new(false)),
             hints: Hints::default(),
             pool,
@@ -64,6 +71,13 @@ impl Api {
     #[must_use]
     pub fn with_payments(mut self, make_payment: MakePayment<GrpcProvider>) -> Self {
         self.make_payment = Some(make_payment);
+        self
+    }
+
+    /// Bounds what new requests a client may begin; without this nothing does.
+    #[must_use]
+    pub fn with_admission(mut self, admission: Admission) -> Self {
+        self.admission = Arc::new(admission);
         self
     }
 

@@ -7,9 +7,11 @@
 //! write it together with its effect in one transaction; a concurrent duplicate waits for that row. A row that is claimed
 //! before an outside effect ([`store::claim`]) carries a lease and a fence.
 //!
-//! It does not authenticate, parse or limit; that is the edge's work. In a crash, the transaction decides: either the
+//! It does not authenticate or parse; that is the edge's work. What new executions a client may begin is bounded by
+//! [`admission`]. In a crash, the transaction decides: either the
 //! effect, its event and the completed key are there, or none of them.
 
+pub mod admission;
 pub mod engine;
 pub mod person;
 pub mod store;

@@ -42,10 +42,12 @@ pub enum KeyOutcome {
     TakenOver,
     /// Not known yet.
     Unknown,
+    /// Not begun, since the client begins too much.
+    Limited,
 }
 
 impl KeyOutcome {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Fresh,
         Self::Replayed,
         Self::InProgress,
@@ -53,6 +55,7 @@ impl KeyOutcome {
         Self::Expired,
         Self::TakenOver,
         Self::Unknown,
+        Self::Limited,
     ];
 
     const fn label(self) -> &'static str {
@@ -64,6 +67,7 @@ impl KeyOutcome {
             Self::Expired => "expired",
             Self::TakenOver => "taken_over",
             Self::Unknown => "unknown",
+            Self::Limited => "limited",
         }
     }
 }

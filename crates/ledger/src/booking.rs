@@ -1,6 +1,7 @@
-//! Booking what was ordered and what was paid, and telling that it was posted.
+//! Booking what was ordered, paid and given back, and telling that it was posted.
 //!
-//! An order debits the client's receivables and credits sales; a payment debits cash and credits those receivables.
+//! An order debits the client's receivables and credits sales; a payment debits cash and credits those receivables, and a
+//! refund turns so much of its payment around.
 
 use semel_consumer_kit::{Event, Handler, HandlerError};
 use semel_core::derive::{self, Namespace};
@@ -18,12 +19,20 @@ pub const CONSUMER: &str = "ledger";
 pub const ORDER_PLACED: &str = "OrderPlaced";
 /// The event that tells of a payment that succeeded.
 pub const PAYMENT_CREATED: &str = "PaymentCreated";
-/// The events that tell of payments that moved no money.
-const NOTHING_TO_BOOK: [&str; 2] = ["PaymentDeclined", "PaymentCanceled"];
-/// Routing keys of the events that the ledger takes: all outcomes of orders and payments, so that each has a queue, though
-/// some leave nothing to book.
-pub const ROUTING_KEYS: [&str; 4] =
-    ["order.OrderPlaced", "payment.PaymentCreated", "payment.PaymentDeclined", "payment.PaymentCanceled"];
+/// The event that tells of a refund that succeeded.
+pub const PAYMENT_REFUNDED: &str = "PaymentRefunded";
+/// The events that tell of payments and refunds that moved no money.
+const NOTHING_TO_BOOK: [&str; 3] = ["PaymentDeclined", "PaymentCanceled", "PaymentRefundFailed"];
+/// Routing keys of the events that the ledger takes: all outcomes of orders, payments and refunds, so that each has a queue,
+/// though some leave nothing to book.
+pub const ROUTING_KEYS: [&str; 6] = [
+    "order.OrderPlaced",
+    "payment.PaymentCreated",
+    "payment.PaymentDeclined",
+    "payment.PaymentCanceled",
+    "payment.PaymentRefunded",
+    "payment.PaymentRefundFailed",
+];
 /// Aggregate type of the events that the ledger makes.
 pub const AGGREGATE_TYPE: &str = "ledger_transaction";
 /// The event that tells of a booking.
@@ -55,10 +64,23 @@ pub struct PaymentCreated {
     pub currency: String,
 }
 
+/// What a refund's event tells; fields that the ledger does not need are ignored.
+#[derive(Clone, Debug, Deserialize)]
+pub struct PaymentRefunded {
+    /// The refund.
+    pub refund_id: Uuid,
+    /// Whose payment it was.
+    pub client_id: String,
+    /// In minor units.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
 /// An amount that goes from one of a client's accounts to another.
 #[derive(Clone, Debug)]
 struct Booking {
-    /// Aggregate type and id of what is booked.
+    /// Kind and id of what is booked.
     source: (&'static str, Uuid),
     client_id: String,
     debit: &'static str,
@@ -93,12 +115,27 @@ impl From<PaymentCreated> for Booking {
     }
 }
 
+impl From<PaymentRefunded> for Booking {
+    fn from(refund: PaymentRefunded) -> Self {
+        Self {
+            // A payment may have several: each is a booking of its own.
+            source: ("refund", refund.refund_id),
+            client_id: refund.client_id,
+            debit: "receivables",
+            credit: "cash",
+            amount: refund.amount,
+            currency: refund.currency,
+        }
+    }
+}
+
 impl Booking {
     /// Reads what an event of this type has to have booked; none where no money moved.
     fn of(event: &Event<Box<RawValue>>) -> Result<Option<Self>, HandlerError> {
         let booking: Self = match event.event_type.as_deref() {
             Some(ORDER_PLACED) => read::<OrderPlaced>(&event.payload)?.into(),
             Some(PAYMENT_CREATED) => read::<PaymentCreated>(&event.payload)?.into(),
+            Some(PAYMENT_REFUNDED) => read::<PaymentRefunded>(&event.payload)?.into(),
             Some(settled) if NOTHING_TO_BOOK.contains(&settled) => return Ok(None),
             _ => return Err(HandlerError::permanent("an event of a type that is not booked")),
         };
@@ -115,7 +152,7 @@ fn read<T: DeserializeOwned>(payload: &RawValue) -> Result<T, HandlerError> {
         .map_err(|_| HandlerError::permanent("the payload is not of the shape that its type has"))
 }
 
-/// Books orders and payments.
+/// Books orders, payments and refunds.
 #[derive(Clone, Debug)]
 pub struct Book {
     namespace: Namespace,

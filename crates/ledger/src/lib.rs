@@ -20,7 +20,7 @@ use sqlx::PgPool;
 
 pub use booking::{
     AGGREGATE_TYPE, Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, OrderPlaced, PAYMENT_CREATED,
-    PaymentCreated, ROUTING_KEYS,
+    PAYMENT_REFUNDED, PaymentCreated, PaymentRefunded, ROUTING_KEYS,
 };
 pub use options::{Config, Options, TopologyMode};
 pub use schema::{LEDGER, SETS};

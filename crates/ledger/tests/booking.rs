@@ -5,7 +5,7 @@
 use semel_consumer_kit::{Event, Handler as _, HandlerError};
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::derive;
-use semel_ledger::{Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, PAYMENT_CREATED, SETS};
+use semel_ledger::{Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, PAYMENT_CREATED, PAYMENT_REFUNDED, SETS};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
@@ -91,6 +91,13 @@ fn payment(payment_id: Uuid) -> Value {
     })
 }
 
+fn refund(refund_id: Uuid) -> Value {
+    json!({
+        "refund_id": refund_id, "payment_id": Uuid::new_v4(), "client_id": "acme", "amount": 500, "currency": "EUR",
+        "event_id": Uuid::new_v4(),
+    })
+}
+
 /// Books an event, and checks the booking, its two entries and the event that tells of it.
 async fn expect_booked(event_type: &str, payload: &Value, source: (&str, Uuid), debit: &str, credit: &str) {
     let mut books = Books::new().await;
@@ -103,7 +110,9 @@ async fn expect_booked(event_type: &str, payload: &Value, source: (&str, Uuid), 
     let (source_type, source_id) = (source.0.to_owned(), source.1.to_string());
     assert_eq!(booked, [(transaction, event.id, "acme".into(), source_type.clone(), source_id.clone())]);
     let entry = |account: &str, amount| (account.to_owned(), "EUR".to_owned(), amount);
-    assert_eq!(books.entries().await, [entry(debit, 500), entry(credit, -500)]);
+    let mut expected = [entry(debit, 500), entry(credit, -500)];
+    expected.sort();
+    assert_eq!(books.entries().await, expected);
 
     let told: Vec<(Uuid, String, String, String, Value, Value)> = sqlx::query_as(
         "SELECT event_id, aggregate_type, aggregate_id, event_type, payload, headers FROM outbox",
@@ -138,6 +147,32 @@ async fn a_payment_turns_receivables_into_cash() {
 }
 
 #[tokio::test]
+async fn a_refund_turns_its_part_of_the_payment_around() {
+    let id = Uuid::new_v4();
+    expect_booked(PAYMENT_REFUNDED, &refund(id), ("refund", id), "receivables", "cash").await;
+}
+
+#[tokio::test]
+async fn each_refund_of_a_payment_is_a_booking_of_its_own_and_all_of_it_sums_to_nothing() {
+    let mut books = Books::new().await;
+    let paid = payment(Uuid::new_v4());
+    books.book(event(PAYMENT_CREATED, &paid)).await.unwrap();
+    for amount in [200, 300] {
+        let mut part = refund(Uuid::new_v4());
+        (part["payment_id"], part["amount"]) = (paid["payment_id"].clone(), json!(amount));
+        books.book(event(PAYMENT_REFUNDED, &part)).await.unwrap();
+    }
+    let entry = |account: &str, amount| (account.to_owned(), "EUR".to_owned(), amount);
+    let mut expected = [("cash", -300), ("cash", -200), ("cash", 500)].map(|(a, n)| entry(a, n)).to_vec();
+    expected.extend(
+        [("receivables", -500), ("receivables", 200), ("receivables", 300)].map(|(a, n)| entry(a, n)),
+    );
+    assert_eq!(books.entries().await, expected);
+    assert_eq!(books.transactions().await.len(), 3);
+    books.close().await;
+}
+
+#[tokio::test]
 async fn what_cannot_be_booked_is_refused_for_good() {
     let mut books = Books::new().await;
     let changes = [
@@ -151,8 +186,11 @@ async fn what_cannot_be_booked_is_refused_for_good() {
         ("client_id", json!("a\0b")),
         ("client_id", Value::Null),
     ];
-    for (event_type, payload) in [(ORDER_PLACED, order(Uuid::nil())), (PAYMENT_CREATED, payment(Uuid::nil()))]
-    {
+    for (event_type, payload) in [
+        (ORDER_PLACED, order(Uuid::nil())),
+        (PAYMENT_CREATED, payment(Uuid::nil())),
+        (PAYMENT_REFUNDED, refund(Uuid::nil())),
+    ] {
         for (field, value) in &changes {
             let mut payload = payload.clone();
             payload[field] = value.clone();
@@ -165,11 +203,12 @@ async fn what_cannot_be_booked_is_refused_for_good() {
 }
 
 #[tokio::test]
-async fn a_payment_that_moved_no_money_leaves_nothing_to_book() {
+async fn what_moved_no_money_leaves_nothing_to_book() {
     let mut books = Books::new().await;
     for event_type in ["PaymentDeclined", "PaymentCanceled"] {
         books.book(event(event_type, &payment(Uuid::new_v4()))).await.unwrap();
     }
+    books.book(event("PaymentRefundFailed", &refund(Uuid::new_v4()))).await.unwrap();
     books.expect_empty().await;
     books.close().await;
 }

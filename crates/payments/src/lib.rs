@@ -3,10 +3,15 @@
 //! The model to copy for another domain: a command type, what it writes, what it answers. Nothing here knows HTTP's
 //! machinery; the responses that are stored with a key are bytes.
 //!
-//! [`orders`] live wholly in our database. [`payments`] move money at a [`provider`], which is in no transaction of ours.
+//! [`orders`] live wholly in our database. [`payments`] and [`refunds`] move money at a [`provider`], which is in no
+//! transaction of ours; [`driven`] drives on what another process left of them, and [`operator`] is for people.
 
+pub mod currency;
+pub mod driven;
 pub mod failpoints;
+mod held;
 pub mod metrics;
+pub mod operator;
 #[cfg(feature = "options")]
 pub mod options;
 pub mod orders;
@@ -14,4 +19,5 @@ pub mod page;
 pub mod payments;
 pub mod problem;
 pub mod provider;
+pub mod refunds;
 pub mod schema;

@@ -8,10 +8,11 @@ pub const PROVIDER_CALLS: &str = "semel_provider_calls_total";
 pub const PROVIDER_SECONDS: &str = "semel_provider_call_seconds";
 /// Counter of what recovery came to; label `outcome`.
 pub const RECOVERY: &str = "semel_recovery_total";
-/// Counter of answers that contradict what was written: a charge of a payment that was rolled back. Never anything but 0.
+/// Counter of answers that contradict what was written: a charge of a payment that was rolled back, a refund
+/// that had failed. Never anything but 0.
 pub const CONTRADICTIONS: &str = "semel_provider_contradictions_total";
 
-/// What driving a payment on came to.
+/// What driving a payment or refund on came to.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Recovery {
     /// Settled by an answer or by evidence.
@@ -47,7 +48,7 @@ impl Recovery {
 }
 
 /// The labels of calls to the provider.
-pub(crate) const CALLS: [&str; 4] = ["charge", "get", "cancel", "list"];
+pub(crate) const CALLS: [&str; 6] = ["charge", "get", "cancel", "refund", "get_refund", "list"];
 /// The labels of their outcomes.
 pub(crate) const CALL_OUTCOMES: [&str; 8] =
     ["succeeded", "declined", "fenced", "in_progress", "not_found", "not_executed", "unknown", "mismatch"];
@@ -56,7 +57,7 @@ pub(crate) const CALL_OUTCOMES: [&str; 8] =
 pub fn describe() {
     describe_counter!(PROVIDER_CALLS, "Calls to the provider by what was answered.");
     describe_histogram!(PROVIDER_SECONDS, Unit::Seconds, "Calls to the provider.");
-    describe_counter!(RECOVERY, "What driving a stuck payment on came to.");
+    describe_counter!(RECOVERY, "What driving a stuck payment or refund on came to.");
     describe_counter!(CONTRADICTIONS, "Answers of the provider that contradict what was written.");
     counter!(CONTRADICTIONS).increment(0);
     for call in CALLS {

@@ -5,18 +5,19 @@
 
 use std::time::Duration;
 
-use semel_core::database;
 use semel_core::derive::{self, Namespace};
 use semel_core::idempotency::engine::{Begun, Operation};
-use semel_core::idempotency::store::{self, NewKey};
+use semel_core::idempotency::store::{self, LookedUp, NewKey};
 use semel_core::idempotency::{ClientId, Command, InvalidCommand, Scope, StoredResponse};
 use semel_core::outbox::NewEvent;
+use semel_core::{database, look_up_key};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
+use crate::currency;
 use crate::page::{Cursor, Page};
 
 /// The aggregate type of an order's events.
@@ -47,8 +48,11 @@ impl Command for CreateOrder {
         if !(1..=MAX_AMOUNT).contains(&self.amount) {
             return invalid("amount", "must be a whole number of minor units, from 1 to 1,000,000,000,000");
         }
-        if self.currency.len() != 3 || !self.currency.bytes().all(|b| b.is_ascii_uppercase()) {
-            return invalid("currency", "must be an ISO 4217 code of three capital letters, such as \"EUR\"");
+        if !currency::is_known(&self.currency) {
+            return invalid(
+                "currency",
+                "must be a current code of ISO 4217 in capital letters, such as \"EUR\"",
+            );
         }
         Ok(())
     }
@@ -126,19 +130,17 @@ impl Operation for PlaceOrder {
         derive::from_key(&self.namespace, scope, "order")
     }
 
-    async fn earlier_outcome(
-        &self,
-        connection: &mut PgConnection,
-        scope: &Scope,
-    ) -> Result<Option<Uuid>, sqlx::Error> {
-        sqlx::query_scalar!(
-            "-- orders_earlier_outcome
-            SELECT order_id FROM orders WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
-            scope.client.as_str(),
-            scope.operation,
-            scope.key.as_str()
+    fn claims(&self) -> bool {
+        false
+    }
+
+    async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
+        look_up_key!(
+            "orders_look_up",
+            "SELECT order_id FROM orders WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
+            connection,
+            scope
         )
-        .fetch_optional(connection)
         .await
     }
 

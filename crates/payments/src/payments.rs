@@ -21,9 +21,10 @@ pub mod settle;
 use semel_core::database;
 use semel_core::idempotency::{ClientId, Command, InvalidCommand};
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
+use crate::currency;
 use crate::orders::MAX_AMOUNT;
 use crate::page::{Cursor, Page};
 
@@ -83,8 +84,11 @@ impl Command for CreatePayment {
         if !(1..=MAX_AMOUNT).contains(&self.amount) {
             return invalid("amount", "must be a whole number of minor units, from 1 to 1,000,000,000,000");
         }
-        if self.currency.len() != 3 || !self.currency.bytes().all(|b| b.is_ascii_uppercase()) {
-            return invalid("currency", "must be an ISO 4217 code of three capital letters, such as \"EUR\"");
+        if !currency::is_known(&self.currency) {
+            return invalid(
+                "currency",
+                "must be a current code of ISO 4217 in capital letters, such as \"EUR\"",
+            );
         }
         if !(1..=255).contains(&self.source.len()) || !self.source.bytes().all(|b| b.is_ascii_graphic()) {
             return invalid("source", "must be a token of 1 to 255 visible ASCII characters");
@@ -157,6 +161,34 @@ pub async fn find(
         .fetch_optional(connection)
         .await
     })
+    .await
+}
+
+/// What there is of a payment to be refunded.
+pub(crate) struct Refundable {
+    pub(crate) status: String,
+    /// In minor units; what refunds have not taken yet.
+    pub(crate) left: i64,
+    pub(crate) currency: String,
+    /// The key that its charge was made under.
+    pub(crate) provider_key: String,
+}
+
+/// Returns what there is of one of the client's payments to be refunded.
+pub(crate) async fn refundable(
+    connection: &mut PgConnection,
+    client: &ClientId,
+    payment_id: Uuid,
+) -> Result<Option<Refundable>, sqlx::Error> {
+    sqlx::query_as!(
+        Refundable,
+        r#"-- payments_to_refund
+        SELECT status, amount - refund_reserved AS "left!", currency, provider_key
+        FROM payments WHERE client_id = $1 AND payment_id = $2"#,
+        client.as_str(),
+        payment_id
+    )
+    .fetch_optional(connection)
     .await
 }
 

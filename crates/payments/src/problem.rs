@@ -4,7 +4,6 @@ use std::str::FromStr;
 
 use semel_core::idempotency::StoredResponse;
 use serde_json::{Map, Value, json};
-use uuid::Uuid;
 
 /// What the `type` of every problem begins with: an absolute `http` or `https` URL, or a path on the server.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -56,15 +55,25 @@ pub const PAYMENT_DECLINED: FinalKind =
 /// A payment was fenced, and no money moved.
 pub const PAYMENT_ROLLED_BACK: FinalKind =
     FinalKind { code: 424, page: "payment-rolled-back", title: "The payment was rolled back" };
+/// The payment has less left than was to be refunded.
+pub const REFUND_EXCEEDS_PAYMENT: FinalKind = FinalKind {
+    code: 409,
+    page: "refund-exceeds-payment",
+    title: "The refund is larger than what is left of the payment",
+};
+/// The provider did not give the money back, and will not.
+pub const REFUND_FAILED: FinalKind =
+    FinalKind { code: 402, page: "refund-failed", title: "The refund failed" };
 /// All of them.
-pub const FINAL_KINDS: [FinalKind; 2] = [PAYMENT_DECLINED, PAYMENT_ROLLED_BACK];
+pub const FINAL_KINDS: [FinalKind; 4] =
+    [PAYMENT_DECLINED, PAYMENT_ROLLED_BACK, REFUND_EXCEEDS_PAYMENT, REFUND_FAILED];
 
-/// Writes a final problem about a payment as the response to store.
-pub(crate) fn about_payment(
+/// Writes a final problem about the resource at this path as the response to store.
+pub(crate) fn about(
     base: &ProblemBase,
     kind: FinalKind,
     detail: &str,
-    payment_id: Uuid,
+    location: &str,
     members: Map<String, Value>,
 ) -> StoredResponse {
     let FinalKind { code, page, title } = kind;
@@ -73,12 +82,12 @@ pub(crate) fn about_payment(
     body.insert("title".to_owned(), json!(title));
     body.insert("status".to_owned(), json!(code));
     body.insert("detail".to_owned(), json!(detail));
-    body.insert("instance".to_owned(), json!(format!("/v1/payments/{payment_id}")));
+    body.insert("instance".to_owned(), json!(location));
     StoredResponse {
         code,
         headers: vec![
             ("content-type".to_owned(), "application/problem+json".to_owned()),
-            ("location".to_owned(), format!("/v1/payments/{payment_id}")),
+            ("location".to_owned(), location.to_owned()),
         ],
         body: Value::Object(body).to_string().into_bytes(),
     }

@@ -11,6 +11,8 @@ use std::time::{Duration, SystemTime};
 
 /// How long a call to the provider may take.
 pub const DEADLINE: Duration = Duration::from_secs(10);
+/// What is kept clear of a provider's horizon, beside its deadline.
+pub const MARGIN: Duration = Duration::from_mins(1);
 
 /// What a provider promises; declared by its adapter.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -32,6 +34,18 @@ pub enum Dedup {
     For(Duration),
     /// Not at all: there is exactly one send, ever.
     None,
+}
+
+impl Dedup {
+    /// Says whether a send at this age, or all sends of a window this long, stay clear of the horizon behind which the
+    /// provider forgets a key.
+    #[must_use]
+    pub fn is_clear_of_horizon(self, age: Duration) -> bool {
+        match self {
+            Self::For(horizon) => age + DEADLINE + MARGIN < horizon,
+            Self::ForEver | Self::None => true,
+        }
+    }
 }
 
 /// Whether a provider can be asked what happened.
@@ -57,10 +71,10 @@ pub enum Fencing {
 pub enum Answer {
     /// The money has moved. Final.
     Succeeded {
-        /// The provider's own name for the charge, at most 255 bytes.
+        /// The provider's own name for the charge or refund, at most 255 bytes.
         reference: String,
     },
-    /// No money has moved. Final.
+    /// No money has moved, and none will under this key. Final.
     Declined {
         /// The provider's own name for the attempt, if it gave one.
         reference: Option<String>,
@@ -83,7 +97,7 @@ pub enum Answer {
         /// Why.
         reason: String,
     },
-    /// The key was used with another order: a bug of ours, for a person.
+    /// The key was used with another order, or what is asked for contradicts what the provider has on record: for a person.
     Mismatch {
         /// The provider's words.
         reason: String,
@@ -118,6 +132,8 @@ pub struct ListedCharge {
     pub amount: i64,
     /// ISO 4217 code.
     pub currency: String,
+    /// In minor units; how much of it was given back.
+    pub refunded: i64,
 }
 
 /// What the provider said when asked for a list of charges.
@@ -163,6 +179,19 @@ impl fmt::Debug for StoredCharge {
     }
 }
 
+/// A refund to send: the stored request, byte for byte, and what the answer must agree with.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct StoredRefund {
+    /// The refund's own idempotency key towards the provider.
+    pub key: String,
+    /// The encoded request, which names the charge.
+    pub request: Vec<u8>,
+    /// The amount in it.
+    pub amount: i64,
+    /// The charge's currency.
+    pub currency: String,
+}
+
 /// A payment provider. No layer below an adapter repeats a call.
 pub trait Provider: Clone + Send + Sync + 'static {
     /// Returns what it promises.
@@ -182,6 +211,15 @@ pub trait Provider: Clone + Send + Sync + 'static {
 
     /// Fences the key. Only [`Answer::Fenced`] proves that it is; every other answer proves nothing by itself.
     fn cancel(&self, charge: &StoredCharge) -> impl Future<Output = Answer> + Send;
+
+    /// Encodes a refund as it is stored and sent: a pure function of its arguments, free of time and attempt.
+    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8>;
+
+    /// Gives money of a charge back, at most once per key; the provider refuses to start after this time.
+    fn refund(&self, refund: &StoredRefund, not_after: SystemTime) -> impl Future<Output = Answer> + Send;
+
+    /// Asks what happened to a refund. There is no fence for one.
+    fn get_refund(&self, refund: &StoredRefund) -> impl Future<Output = Answer> + Send;
 
     /// Lists a page of the charges that were made since then; the first page, or the one that the page before named. Not
     /// every provider can.

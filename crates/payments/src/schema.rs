@@ -5,9 +5,9 @@ use sqlx::migrate::Migrator;
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations/payments");
 
-/// Orders, payments, and what the provider said.
+/// Orders, payments, refunds, and what the provider said.
 pub static PAYMENTS: MigrationSet =
-    MigrationSet { name: "payments", version: 2, compatible_from: 1, migrations: &MIGRATIONS };
+    MigrationSet { name: "payments", version: 3, compatible_from: 1, migrations: &MIGRATIONS };
 
 #[cfg(test)]
 mod tests {

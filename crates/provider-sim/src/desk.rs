@@ -36,6 +36,7 @@ pub(crate) struct RefundAsk {
     pub(crate) key: String,
     pub(crate) charge_key: String,
     pub(crate) amount: i64,
+    pub(crate) not_after: Option<OffsetDateTime>,
 }
 
 /// What a fault changes about how a call is executed.
@@ -239,7 +240,9 @@ impl Desk {
         if manner.claimed {
             self.in_use.remove(&(Side::Refund, ask.key.clone()));
         }
-        if let Some(known) = self.may_refund(ask, now)? {
+        // A claimed call has started when it claimed the key.
+        let start = (!manner.claimed).then(|| manner.arrived.unwrap_or(now));
+        if let Some(known) = self.may_refund(ask, start, now)? {
             return Ok(Done { answer: known, how: How::Known });
         }
         let kind = if manner.code.is_some() { Kind::RefundFailure } else { Kind::Refund };
@@ -259,7 +262,7 @@ impl Desk {
 
     /// Claims the key of a refund, as `claim_charge` does.
     pub(crate) fn claim_refund(&mut self, ask: &RefundAsk, now: OffsetDateTime) -> bool {
-        let starts = self.may_refund(ask, now) == Ok(None);
+        let starts = self.may_refund(ask, Some(now), now) == Ok(None);
         if starts {
             let currency = self.currency(&ask.charge_key);
             self.claim(Side::Refund, &ask.key, Working::Refund(ask.clone(), currency));
@@ -267,7 +270,12 @@ impl Desk {
         starts
     }
 
-    fn may_refund(&self, ask: &RefundAsk, now: OffsetDateTime) -> Result<Option<Refund>, Refusal> {
+    fn may_refund(
+        &self,
+        ask: &RefundAsk,
+        start: Option<OffsetDateTime>,
+        now: OffsetDateTime,
+    ) -> Result<Option<Refund>, Refusal> {
         let known = self.records.refunds.get(&ask.key).filter(|known| !self.forgets(known.at, now));
         if let Some(known) = known {
             let same = known.charge_key == ask.charge_key && known.amount == ask.amount;
@@ -275,6 +283,9 @@ impl Desk {
         }
         if self.in_use.contains_key(&(Side::Refund, ask.key.clone())) {
             return Err(Refusal::For(Reason::KeyInUse));
+        }
+        if start.zip(ask.not_after).is_some_and(|(start, not_after)| start > not_after) {
+            return Err(Refusal::For(Reason::TooLate));
         }
         let charge = self.records.charge_of(&ask.charge_key).filter(|charge| charge.code.is_none());
         let charge = charge.ok_or(Refusal::For(Reason::ChargeNotSucceeded))?;

@@ -47,9 +47,10 @@ impl PaymentProvider for Provider {
     }
 
     async fn refund(&self, request: Request<RefundRequest>) -> Result<Response<Refund>, Status> {
-        let RefundRequest { key, charge_key, amount } = request.into_inner();
+        let RefundRequest { key, charge_key, amount, not_after } = request.into_inner();
         let (key, charge_key) = (read_key(key, "key")?, read_key(charge_key, "charge_key")?);
-        let ask = RefundAsk { key, charge_key, amount: read_amount(amount)? };
+        let not_after = read_time(not_after)?;
+        let ask = RefundAsk { key, charge_key, amount: read_amount(amount)?, not_after };
         self.0.serve(ask).await.map(Response::new)
     }
 

@@ -1,8 +1,8 @@
 //! The reverse audit: the provider's list of charges against our payments.
 //!
-//! Promise: a charge that no payment accounts for is told, once in the log and for as long as it is listed in a gauge.
-//! Nothing is done about it; it is money that somebody has to give back, and a bug, a foreign program on the provider's
-//! account or a database that lost its tail.
+//! Promise: a charge that no payment accounts for, or of which more was given back than refunds account for, is told, once in
+//! the log and for as long as it is listed in a gauge. Nothing is done about it; it is money in the wrong place, and a bug, a
+//! foreign program on the provider's account or a database that lost its tail.
 //!
 //! How: every so often the list is read page by page, a few pages a pass, from a look-back until now. What was found lives
 //! in memory: another process, or this one after a crash, finds and tells the same again.
@@ -100,16 +100,24 @@ impl<P: Provider> Audit<P> {
             return;
         }
         let said = match why {
-            Orphan::NoPayment => "no payment was asked for under its key",
-            Orphan::SettledWithout => "its payment was settled without a charge",
-            Orphan::SettledByAnother => "its payment was settled by another charge",
+            Orphan::NoPayment => {
+                "charged what no payment accounts for, none was asked for under its key: refund it at the provider"
+            }
+            Orphan::SettledWithout => {
+                "charged what no payment accounts for, its own was settled without a charge: refund it at the provider"
+            }
+            Orphan::SettledByAnother => {
+                "charged what no payment accounts for, its own was settled by another charge: refund it at the provider"
+            }
+            Orphan::RefundedBeyond => "given more of a charge back than refunds account for",
         };
         tracing::error!(
             charge = charge.reference,
             provider_key = charge.key,
             amount = charge.amount,
+            refunded = charge.refunded,
             currency = charge.currency,
-            "the provider has charged what no payment accounts for, {said}: refund it at the provider"
+            "the provider has {said}"
         );
     }
 

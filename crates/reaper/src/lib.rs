@@ -1,10 +1,10 @@
 //! The reaper: keeps one database from filling up and its payments from being stuck.
 //!
 //! * [`Reaper`] deletes completed idempotency keys past their retention, [`retention`] what else is past its own.
-//! * [`recovery`] drives payments on whose owner is gone; [`audit`] looks for charges that no payment accounts for. Both
+//! * [`recovery`] drives payments and refunds on whose owner is gone; [`audit`] looks for charges that no payment accounts for. Both
 //!   only where a provider is given.
 //! * It reports the database's gauges.
-//! * The subcommand `keys` is for payments that wait for a person.
+//! * The subcommand `keys` is for payments and refunds that wait for a person.
 //!
 //! Each is a loop of its own. None deletes a key in progress, whatever its age, or waits for a row that somebody has locked.
 //! A crash loses nothing: the next pass finds the same rows.
@@ -45,7 +45,7 @@ use retention::{Kept, Retention, Walks};
 
 const NAME: &str = "semel-reaper";
 
-/// Connections for what is always done, and beside them for payments that are driven on.
+/// Connections for what is always done, and beside them for payments and refunds that are driven on.
 const CONNECTIONS: (u32, u32) = (4, 8);
 
 /// Deletes completed keys past their retention.
@@ -153,8 +153,9 @@ fn start_payments(
     pool: &PgPool,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     metrics::describe_provider();
-    let provider = GrpcProvider::new(&payments.provider.url, payments.provider.dedup)?;
-    tracing::info!(provider = payments.provider.url, "recovers payments");
+    let config = &payments.provider;
+    let provider = GrpcProvider::certified_by(&config.url, config.authorities.as_deref(), config.dedup)?;
+    tracing::info!(provider = payments.provider.url, "recovers payments and refunds");
     let settling = payments.settling.clone();
     let operation = MakePayment::new(settling.namespace, provider.clone(), settling.problems)
         .with_window(payments.provider.send_window);

@@ -6,7 +6,7 @@ use crate::retention::Kept;
 
 /// Counter of deleted rows; label `kind`.
 pub const REAPED: &str = "semel_reaped_rows_total";
-/// Gauge: charges of the provider that no payment accounts for.
+/// Gauge: charges of the provider that no payment accounts for, or that were refunded beyond what refunds account for.
 pub const ORPHANS: &str = "semel_provider_orphan_charges";
 
 /// The label of expired idempotency keys.
@@ -25,7 +25,7 @@ pub fn describe() {
 pub fn describe_provider() {
     describe_gauge!(
         ORPHANS,
-        "Charges within the audit's look-back that no payment accounts for; never anything but 0."
+        "Charges within the audit's look-back that no payment, or refunds beyond what our refunds, account for; never anything but 0."
     );
     semel_payments::metrics::describe();
 }

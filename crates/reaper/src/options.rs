@@ -36,7 +36,7 @@ pub struct Options {
     /// redelivery, of seven days, together.
     #[arg(long, env = "SEMEL_REAPER_PROCESSED_RETENTION_HOURS", default_value_t = 720, value_parser = clap::value_parser!(u64).range(1..=87_600), value_name = "HOURS")]
     processed_retention_hours: u64,
-    /// Days for which the provider's answers about settled payments are kept.
+    /// Days for which the provider's answers about settled payments and refunds are kept.
     #[arg(long, env = "SEMEL_REAPER_EVIDENCE_RETENTION_DAYS", default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=36_500), value_name = "DAYS")]
     evidence_retention_days: u64,
     /// Days for which it is kept what people did by command.
@@ -44,7 +44,7 @@ pub struct Options {
     action_retention_days: u64,
     #[command(flatten)]
     provider: ProviderOptions,
-    /// The deployment's name, as the API has it; needed with a provider, and to settle a payment by hand.
+    /// The deployment's name, as the API has it; needed with a provider, and to settle a payment or refund by hand.
     #[arg(long, env = "SEMEL_NAMESPACE", value_name = "NAME")]
     namespace: Option<Namespace>,
     /// Hours for which a completed key is replayed, as the API has it.
@@ -67,7 +67,7 @@ pub struct Options {
 pub(crate) enum Command {
     /// Make or upgrade the engine's tables, and with a provider those of payments, and leave.
     Migrate,
-    /// Payments that wait for a person.
+    /// Payments and refunds that wait for a person.
     Keys(KeysCommand),
 }
 
@@ -88,30 +88,30 @@ pub(crate) enum KeysAction {
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=10_000), value_name = "COUNT")]
         limit: i64,
     },
-    /// Show a payment, its key and what the provider said.
+    /// Show a payment or refund, its key and what the provider said.
     Show {
-        /// The payment's id.
-        payment_id: Uuid,
+        /// The payment's or refund's id.
+        id: Uuid,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Settle a payment that waits for a person, as was found out about it. Leaves an audit entry.
+    /// Settle a payment or refund that waits for a person, as was found out about it. Leaves an audit entry.
     Resolve(Resolve),
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Resolve {
-    /// The payment's id.
-    pub(crate) payment_id: Uuid,
+    /// The payment's or refund's id.
+    pub(crate) id: Uuid,
     /// What became of it.
     #[arg(long = "as", value_name = "OUTCOME")]
     pub(crate) outcome: Outcome,
-    /// The provider's own name for the charge.
-    #[arg(long, required_if_eq("outcome", "charged"), value_parser = text::<255>, value_name = "REFERENCE")]
+    /// The provider's own name for the charge or refund.
+    #[arg(long, required_if_eq_any([("outcome", "charged"), ("outcome", "refunded")]), value_parser = text::<255>, value_name = "REFERENCE")]
     pub(crate) provider_reference: Option<String>,
-    /// Why the provider declined.
-    #[arg(long, required_if_eq("outcome", "declined"), value_parser = text::<63>, value_name = "CODE")]
+    /// Why the provider declined the charge, or did not make the refund.
+    #[arg(long, required_if_eq_any([("outcome", "declined"), ("outcome", "refund-failed")]), value_parser = text::<63>, value_name = "CODE")]
     pub(crate) code: Option<String>,
     /// Why you decide so: what you have found out, and where.
     #[arg(long, value_parser = text::<4096>, value_name = "TEXT")]
@@ -119,8 +119,8 @@ pub(crate) struct Resolve {
     /// Who decides.
     #[arg(long, env = "USER", value_parser = text::<255>, value_name = "NAME")]
     pub(crate) actor: String,
-    /// You have made sure at the provider that no charge with this payment's key can succeed any more. Nothing here can
-    /// do or check that.
+    /// You have made sure at the provider that no charge or refund with this key can succeed any more. Nothing here can do
+    /// or check that.
     #[arg(long)]
     pub(crate) i_have_fenced_it: bool,
 }
@@ -133,6 +133,10 @@ pub(crate) enum Outcome {
     Declined,
     /// No money has moved, and none can.
     NotCharged,
+    /// Of a refund: the money was given back.
+    Refunded,
+    /// Of a refund: no money was given back, and none can be.
+    RefundFailed,
 }
 
 /// A configuration that can be used.
@@ -300,6 +304,8 @@ mod tests {
             "--as declined --reason r",
             "--as declined --code no_money",
             "--as not-charged",
+            "--as refunded --reason r",
+            "--as refund-failed --reason r",
         ] {
             assert!(resolve(incomplete).is_err(), "{incomplete}");
         }

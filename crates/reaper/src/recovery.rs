@@ -1,7 +1,7 @@
-//! Recovery: drives the payments on whose owner is gone.
+//! Recovery: drives the payments and refunds on whose owner is gone.
 //!
-//! Promise: a payment that nobody works at is taken up again, and either settled, looked at again later, or left to a
-//! person. Several reapers share the work, and none of them, nor a failure of one payment, keeps the others waiting.
+//! Promise: a payment or refund that nobody works at is taken up again, and either settled, looked at again later, or left to a
+//! person. Several reapers share the work, and none of them, nor a failure of one of them, keeps the others waiting.
 //!
 //! How: keys whose lease is dead are taken over, of each client the oldest first, and driven on from their recovery point
 //! by the operation itself, some at a time. What is taken over is begun at once, so that no lease ends while it waits
@@ -14,11 +14,10 @@ use std::time::Duration;
 
 use semel_core::database;
 use semel_core::disposition::chain;
-use semel_core::idempotency::engine::{LEASE, Operation as _};
+use semel_core::idempotency::engine::LEASE;
 use semel_core::idempotency::store::{self, StuckKey};
-use semel_core::idempotency::{Command as _, Scope};
 use semel_core::lifecycle::{Pass, Work};
-use semel_payments::payments::CreatePayment;
+use semel_payments::driven::{Driven, OPERATIONS};
 use semel_payments::payments::create::MakePayment;
 use semel_payments::provider::Provider;
 use sqlx::PgPool;
@@ -26,11 +25,11 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-/// How many payments are driven at a time.
+/// How many are driven at a time.
 const AT_A_TIME: usize = 16;
 /// How many places are free before more is taken over while others are being freed.
 const REFILL: usize = 8;
-/// Most payments of one pass.
+/// Most of one pass.
 const BATCH: usize = 64;
 /// How long a pass waits for those that it drives. What takes longer goes on beside the next one, and is finished at the
 /// stop.
@@ -38,26 +37,26 @@ const PASS: Duration = Duration::from_secs(5);
 /// How long it waits for one of them before it looks for more: others may have come due meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Drives payments on whose owner is gone.
+/// Drives payments and refunds on whose owner is gone.
 #[derive(Debug)]
 pub struct Recovery<P> {
     pool: PgPool,
-    operation: MakePayment<P>,
+    operations: Driven<P>,
+    names: Vec<String>,
     retention: Duration,
-    operations: Vec<String>,
     driven: JoinSet<()>,
     pass: Duration,
 }
 
 impl<P: Provider> Recovery<P> {
-    /// Recovers the payments of this database; a key that is completed is replayed for `retention`.
+    /// Recovers the payments of this database and their refunds; a key that is completed is replayed for `retention`.
     #[must_use]
-    pub fn new(pool: PgPool, operation: MakePayment<P>, retention: Duration) -> Self {
+    pub fn new(pool: PgPool, payments: MakePayment<P>, retention: Duration) -> Self {
         Self {
             pool,
-            operation,
+            operations: Driven::new(payments),
+            names: OPERATIONS.map(str::to_owned).into(),
             retention,
-            operations: vec![CreatePayment::OPERATION.to_owned()],
             driven: JoinSet::new(),
             pass: PASS,
         }
@@ -73,26 +72,25 @@ impl<P: Provider> Recovery<P> {
     async fn take_over(&self, limit: usize) -> Result<Vec<StuckKey>, sqlx::Error> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         database::call(&self.pool, async |connection| {
-            store::take_over_stuck(connection, &self.operations, limit, LEASE).await
+            store::take_over_stuck(connection, &self.names, limit, LEASE).await
         })
         .await
     }
 
     /// Drives one on, in a task of its own: what goes wrong with it stays with it.
     fn drive(&mut self, stuck: &StuckKey) {
-        let (Ok(client), Ok(key)) = (stuck.client_id.parse(), stuck.key.parse()) else {
+        let Some(scope) = Driven::<P>::scope(stuck) else {
             tracing::error!(client = stuck.client_id, "a stuck key is none that this version can read");
             return;
         };
-        let scope = Scope { client, operation: CreatePayment::OPERATION, key };
-        let (pool, operation, retention) = (self.pool.clone(), self.operation.clone(), self.retention);
-        let (fence, payment) = (stuck.fence, operation.resource_id(&scope));
+        let (pool, operations, retention) = (self.pool.clone(), self.operations.clone(), self.retention);
+        let (fence, operation, resource) = (stuck.fence, scope.operation, operations.resource_id(&scope));
         let work = async move {
-            if let Err(error) = operation.proceed(&pool, &scope, fence, retention).await {
-                tracing::warn!("a stuck payment could not be driven on: {}", chain(&error));
+            if let Err(error) = operations.proceed(&pool, &scope, fence, retention).await {
+                tracing::warn!("what is stuck could not be driven on: {}", chain(&error));
             }
         };
-        self.driven.spawn(work.instrument(tracing::info_span!("recovery", %payment)));
+        self.driven.spawn(work.instrument(tracing::info_span!("recovery", operation, %resource)));
     }
 }
 

@@ -15,6 +15,7 @@ mod graph;
 mod hygiene;
 mod licences;
 mod lockfile;
+mod promises;
 
 /// What to check.
 #[derive(Debug, clap::Args)]
@@ -29,6 +30,8 @@ enum Step {
     Format,
     /// Rules for the files themselves: `mod.rs`, notes to self, registry hosts, length.
     Hygiene,
+    /// The tests that the documents name are there, and each rule of the contract has some.
+    Promises,
     /// `Cargo.lock` is committed and in sync.
     Lockfile,
     /// Who may depend on whom, one TLS provider, licences.
@@ -81,6 +84,7 @@ impl Step {
         match self {
             Self::Format => format(workspace),
             Self::Hygiene => none(&hygiene::faults(workspace)?),
+            Self::Promises => none(&promises::faults(workspace)?),
             Self::Lockfile => none(&lockfile::faults(workspace)?),
             Self::Dependencies => none(&dependencies::faults(workspace)?),
             Self::Clippy => clippy(workspace, &["--workspace"]),

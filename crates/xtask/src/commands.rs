@@ -39,6 +39,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Sends the API thousands of requests made from its own description, good and bad ones, and judges its answers.
+    FuzzApi {
+        /// Passed on to `semel-bed fuzz-api`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Checks form: formatting, lints, dependency rules, documentation, generated files.
     Check(check::Options),
     /// Writes `docs/reference` from the daemons' own `--help`.
@@ -61,6 +67,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Demo { arguments } => bed::become_bed(&workspace, "demo", &arguments),
         Command::Dev { arguments } => bed::become_bed(&workspace, "dev", &arguments),
         Command::Bench { arguments } => bed::become_bench(&workspace, &arguments),
+        Command::FuzzApi { arguments } => bed::become_bed(&workspace, "fuzz-api", &arguments),
         Command::Test(options) => test::run(&workspace, &options),
         Command::Check(options) => Ok(check::run(&workspace, &options)),
         Command::Generate => generate::write(&workspace).map(|()| ExitCode::SUCCESS),

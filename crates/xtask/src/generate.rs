@@ -1,4 +1,4 @@
-//! `docs/reference`: a page per daemon, made from its own `--help`.
+//! `docs/reference`: a page per daemon, made from its own `--help`, and the API's description of itself.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -40,7 +40,14 @@ fn pages(workspace: &Workspace) -> Result<BTreeMap<PathBuf, String>> {
     bed::build_daemons(workspace)?;
     let folder = workspace.root.join("docs/reference");
     let page = |daemon: &str| Ok((folder.join(format!("{daemon}.md")), page(workspace, daemon)?));
-    PROGRAMS.into_iter().map(page).collect()
+    let mut pages: BTreeMap<_, _> = PROGRAMS.into_iter().map(page).collect::<Result<_>>()?;
+    pages.insert(folder.join("openapi.json"), openapi(workspace)?);
+    Ok(pages)
+}
+
+fn openapi(workspace: &Workspace) -> Result<String> {
+    let mut command = Command::new(workspace.program("semel-api"));
+    workspace::read(command.arg("openapi").env_clear())
 }
 
 fn page(workspace: &Workspace, daemon: &str) -> Result<String> {

@@ -13,6 +13,7 @@ use crate::services::Services;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Unit {
     PerSecond,
+    RequestsPerSecond,
     Milliseconds,
     PercentOfCore,
     Mebibytes,
@@ -170,6 +171,7 @@ impl Unit {
     fn name(self) -> &'static str {
         match self {
             Self::PerSecond => "events/s",
+            Self::RequestsPerSecond => "requests/s",
             Self::Milliseconds => "ms",
             Self::PercentOfCore => "% of a core",
             Self::Mebibytes => "MiB",
@@ -180,7 +182,7 @@ impl Unit {
 
     fn tell(self, value: f64) -> String {
         let precision = match self {
-            Self::PerSecond | Self::Events => 0,
+            Self::PerSecond | Self::RequestsPerSecond | Self::Events => 0,
             Self::PercentOfCore => 2,
             Self::Milliseconds | Self::Mebibytes | Self::StatementsPerSecond => 1,
         };

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub(crate) struct Scale {
     /// How often throughput is measured; the best counts.
     pub(crate) rounds: usize,
+    /// For how long requests are sent in one round.
+    pub(crate) window: Duration,
     /// Events of one round.
     pub(crate) drain: i64,
     /// Events of the great backlog.
@@ -32,6 +34,7 @@ impl Scale {
     pub(crate) fn full() -> Self {
         Self {
             rounds: 3,
+            window: Duration::from_secs(6),
             drain: 100_000,
             backlog: 1_000_000,
             slice: 100_000,
@@ -48,6 +51,7 @@ impl Scale {
     pub(crate) fn quick() -> Self {
         Self {
             rounds: 1,
+            window: Duration::from_secs(3),
             drain: 20_000,
             backlog: 60_000,
             slice: 10_000,

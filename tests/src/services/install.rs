@@ -207,7 +207,8 @@ apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$2"
 "#;
 
 /// Finds a program on the search path of this process.
-pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
+#[must_use]
+pub fn on_path(program: &str) -> Option<PathBuf> {
     search(&env::var_os("PATH")?, program)
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use semel_proto::provider::v1::happening::What;
 use semel_proto::provider::v1::{Call, FaultKind};
-use semel_tests::client::{Payment, ToldPayment};
+use semel_tests::client::{Answer, Payment, ToldPayment};
 use semel_tests::payments::{
     BOUND, Ids, KeyRow, all_agree, charges, completed, key_row, longest_in_progress, place_of,
 };
@@ -15,17 +15,17 @@ use semel_tests::provider::{Control, Fault};
 use semel_tests::system::{Running, System};
 use semel_tests::wait::eventually;
 use sqlx::{PgConnection, Row as _};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::support::{Asked, EXIT, connected, joined, place_to_start, start, told};
 use crate::wire::{Loss, Wire};
 
 /// How the API dies.
 #[derive(Clone, Copy, Debug)]
-enum Death {
+pub(crate) enum Death {
     /// By its own hand, at a failpoint.
     At(&'static str),
-    /// While the provider waits with the charge at this fault's hold.
+    /// While the provider waits with the charge or refund at this fault's hold.
     Provider(FaultKind),
     /// While the transaction that claims the key, or its answer, is lost on the wire.
     Claim(Loss),
@@ -35,7 +35,7 @@ enum Death {
 
 /// What the dead leave of the key.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Left {
+pub(crate) enum Left {
     Nothing,
     Sent,
     Completed,
@@ -62,7 +62,7 @@ const ROWS: [Row; 13] = [
 
 /// Who drives on what the dead left.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Heir {
+pub(crate) enum Heir {
     /// The reaper; nobody asks before it has.
     Reaper,
     /// The client's retries; there is no reaper.
@@ -103,9 +103,18 @@ async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
     let (name, death, left, charged) = row;
     let payment = Payment::new(&format!("crash: {name}"), 4200);
     let (ids, control) = (Ids::of(&payment.key)?, system.place.control()?);
-    let place = place_to_start().await?;
-    die(system, &control, death, &payment).await?;
-    drop(place);
+    let doomed = Doomed {
+        key: &payment.key,
+        provider_key: &ids.provider_key,
+        call: Call::Charge,
+        // What identifies the statement: no other one before it has this text among its arguments.
+        claim: &payment.reference,
+        settlement: "PaymentCreated",
+    };
+    die(system, &control, death, &doomed, |api| {
+        Ok(tokio::spawn(Asked::of(system, api, payment.clone())?.answer()))
+    })
+    .await?;
 
     let mut connection = system.place.payments.connect().await?;
     assert_eq!(standing(key_row(&mut connection, &payment.key).await?), left, "{name}");
@@ -136,18 +145,37 @@ async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
     Ok(settled)
 }
 
-/// Lets an API die with this payment in its hands.
-async fn die(system: &System, control: &Control, death: Death, payment: &Payment) -> Result<()> {
-    let ids = Ids::of(&payment.key)?;
+/// What an API dies with in its hands.
+pub(crate) struct Doomed<'a> {
+    /// The client's key.
+    pub(crate) key: &'a str,
+    /// The key towards the provider.
+    pub(crate) provider_key: &'a str,
+    /// What the provider is asked to do.
+    pub(crate) call: Call,
+    /// A text that stands first among the arguments of the statement that claims the key.
+    pub(crate) claim: &'a str,
+    /// One that stands first among those of the statement that settles.
+    pub(crate) settlement: &'a str,
+}
+
+/// Lets an API die with what it is asked for in its hands.
+pub(crate) async fn die(
+    system: &System,
+    control: &Control,
+    death: Death,
+    doomed: &Doomed<'_>,
+    ask: impl FnOnce(&Running) -> Result<JoinHandle<Result<Answer>>>,
+) -> Result<()> {
+    let _place = place_to_start().await?;
     let wire = match death {
-        // What identifies the statement: no other one before it has this text among its arguments.
-        Death::Claim(loss) => Some(Wire::to(&system.place, &payment.reference, loss).await?),
-        Death::Settlement(loss) => Some(Wire::to(&system.place, "PaymentCreated", loss).await?),
+        Death::Claim(loss) => Some(Wire::to(&system.place, doomed.claim, loss).await?),
+        Death::Settlement(loss) => Some(Wire::to(&system.place, doomed.settlement, loss).await?),
         _ => None,
     };
     if let Death::Provider(kind) = death {
-        let fault = Fault::new(kind, Call::Charge).key(&ids.provider_key).times(1).hold(&ids.provider_key);
-        control.order(fault).await?;
+        let hold = doomed.provider_key;
+        control.order(Fault::new(kind, doomed.call).key(hold).times(1).hold(hold)).await?;
     }
     let plan = match death {
         Death::At(failpoint) => format!("{failpoint}=abort"),
@@ -155,22 +183,22 @@ async fn die(system: &System, control: &Control, death: Death, payment: &Payment
     };
     let mut env = vec![("SEMEL_FAILPOINTS", plan.as_str())];
     env.extend(wire.as_ref().map(|wire| ("DATABASE_URL", wire.url.as_str())));
-    let doomed = system.place.api(&format!("doomed-{}", payment.key), &env).await?;
-    connected(system, &doomed).await?;
-    let asked = Asked::of(system, &doomed, payment.clone())?;
+    let api = system.place.api(&format!("doomed-{}", doomed.key), &env).await?;
+    connected(system, &api).await?;
+    let asked = ask(&api)?;
     match (death, &wire) {
         (Death::At(_), _) => {
-            ensure!(!doomed.daemon.wait_exit(EXIT).await?.success(), "it lives");
+            ensure!(!api.daemon.wait_exit(EXIT).await?.success(), "it lives");
         }
         (Death::Provider(_), _) => {
             let held = |happening: &_| is_held(happening);
-            control.wait_for("the charge to be held", &ids.provider_key, held).await?;
+            control.wait_for("the call to be held", doomed.provider_key, held).await?;
         }
         (_, Some(wire)) => wire.has_lost().await?,
         (_, None) => {}
     }
-    kill(&doomed).await?;
-    ensure!(asked.answer().await.is_err(), "an answer came from an API that died before it");
+    kill(&api).await?;
+    ensure!(asked.await?.is_err(), "an answer came from an API that died before it");
     Ok(())
 }
 
@@ -185,7 +213,7 @@ async fn kill(doomed: &Running) -> Result<()> {
     Ok(())
 }
 
-fn standing(row: Option<KeyRow>) -> Left {
+pub(crate) fn standing(row: Option<KeyRow>) -> Left {
     match row {
         None => Left::Nothing,
         Some(row) if row.status == "completed" => Left::Completed,

@@ -1,8 +1,10 @@
-//! The public contract, held by the languages that it is for: their INSERTs reach their consumers as `docs/outbox.md` says.
+//! The public contracts, held by the languages that they are for: their INSERTs reach their consumers as `docs/outbox.md`
+//! says, and their calls are answered as `docs/grpc.md` says.
 //!
 //! Each producer writes the same cases (`tests/polyglot/cases.json`) into a database of its own; a real relay publishes
 //! them; a Python and a Node.js consumer each take them from a queue of their own.
 
+mod api;
 mod psql;
 mod yard;
 

@@ -229,3 +229,26 @@ async fn a_database_with_a_stricter_isolation_level_does_not_change_ours() -> Re
     assert_eq!(level, "read committed");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_whose_database_goes_away_stays_ready_and_says_so_itself() -> Result<()> {
+    let place = Place::make(&Services::from_env()?).await?;
+    let path = Path::to(&place.payments.url()).await?;
+    let api = place.api("left-alone", &[("DATABASE_URL", &path.url)]).await?;
+    let client = Client::new(api.address.context("no address")?, &place.token)?;
+    let before = Intent::new("before", 100);
+    client.place(&before).await?.acknowledged(&before.key)?;
+    path.proxy.refuse().await?;
+    path.proxy.sever().await;
+    for intent in [&before, &Intent::new("meanwhile", 200)] {
+        let answer = client.place(intent).await?;
+        ensure!(answer.problem().as_deref() == Some("temporarily-unavailable"), "{answer:?}");
+        ensure!(answer.status == 503 && answer.headers.contains_key("retry-after"), "{answer:?}");
+        let ready = reqwest::get(format!("http://127.0.0.1:{}/readyz", api.admin)).await?;
+        ensure!(ready.status() == 200, "out of service when somebody has to answer");
+    }
+    path.proxy.heal().await?;
+    let again = client.place_until_final(&before).await?;
+    ensure!(again.is_replay(), "{again:?}");
+    Ok(())
+}

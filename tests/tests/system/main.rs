@@ -7,3 +7,4 @@ mod links;
 mod reconciliation;
 mod starts;
 mod stops;
+mod traces;

@@ -5,13 +5,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use semel_tests::client::{Intent, Payment};
+use semel_tests::client::{Intent, Payment, Refund};
 use semel_tests::process::binary;
 use semel_tests::provider::BookLine;
 use semel_tests::reconcile::{PaymentRow, Sources};
 use semel_tests::services::Services;
 use semel_tests::system::{Shape, System};
 use uuid::Uuid;
+
+mod refunds;
 
 /// Asks the verdict of the program that plays the demo.
 fn verdict(sources: &Sources) -> Result<(Option<i32>, String)> {
@@ -41,8 +43,14 @@ async fn a_difference_in_any_place_fails_and_names_the_id() -> Result<()> {
     let mut declined = Payment::new("declined", 400);
     "tok_declined".clone_into(&mut declined.source);
     told.push(client.pay_until_final(&declined).await?.told(&declined.key)?);
+    let mut told_refunds = Vec::new();
+    // Of 302, and so the second one is refused.
+    for _ in 0..2 {
+        let refund = Refund::new(told[2].payment_id, 200);
+        told_refunds.push(client.refund_until_final(&refund).await?.told_refund(&refund.key)?);
+    }
     system.place.settled(Duration::from_secs(30)).await?;
-    let sound = system.sources_with_payments(acknowledged, told).await?;
+    let sound = system.sources_with_refunds(acknowledged, told, told_refunds).await?;
     system.stop().await?;
 
     let (code, said) = verdict(&sound)?;
@@ -68,6 +76,23 @@ async fn a_difference_in_any_place_fails_and_names_the_id() -> Result<()> {
         corrupt(&mut sources, payment, &row.provider_key);
         differs(what, &sources, &payment.to_string())?;
     }
+    let (refund, refunded) = (sound.told_refunds[0].refund_id, sound.told_refunds[0].payment_id);
+    let key = sound.refunds.iter().find_map(|row| row.provider_key.clone()).context("its key")?;
+    for (what, corrupt) in refunds::CORRUPTIONS {
+        let mut sources = sound.clone();
+        corrupt(&mut sources, refund, &key);
+        differs(what, &sources, &refund.to_string())?;
+    }
+    for (what, corrupt) in refunds::CORRUPTIONS_OF_PAYMENT {
+        let mut sources = sound.clone();
+        corrupt(&mut sources, refunded);
+        differs(what, &sources, &refunded.to_string())?;
+    }
+    let mut sources = sound.clone();
+    double(&mut sources.provider, |line| line.kind == "refund");
+    sources.provider.last_mut().context("its double")?.key = "unheard-of refund".to_owned();
+    differs("a refund in the book that nobody knows of", &sources, "unheard-of refund")?;
+
     let mut sources = sound.clone();
     sources.provider.push(BookLine { key: "unheard-of".to_owned(), ..charge_of(&sound, &row.provider_key)? });
     differs("a charge that no payment knows of", &sources, "unheard-of")

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use secrecy::ExposeSecret as _;
-use semel_api::{Api, Settings};
+use semel_api::{Api, Door, Settings};
 use semel_core::credentials;
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::lifecycle::Lifecycle;
@@ -35,8 +35,28 @@ pub(crate) struct Database {
 }
 
 impl Database {
+    /// Connects anew, as another process would: it has no connection yet, and no statement is prepared.
+    pub(crate) fn anew(&self) -> Self {
+        let pool = database::pool(&self.address.parse().unwrap(), "semel-test", 5);
+        Self { pool, ..self.clone() }
+    }
+
     pub(crate) async fn execute(&self, sql: &'static str) {
         self.pool.execute(sql).await.unwrap();
+    }
+
+    /// Returns the address of its server.
+    pub(crate) async fn server(&self) -> SocketAddr {
+        let options = self.pool.connect_options();
+        let mut found = tokio::net::lookup_host((options.get_host(), options.get_port())).await.unwrap();
+        found.next().unwrap()
+    }
+
+    /// Returns the password in its URL; nothing where there is none.
+    pub(crate) fn password(&self) -> String {
+        let (_, rest) = self.address.split_once("://").unwrap();
+        let user = rest.split_once('@').map_or("", |(user, _)| user);
+        user.split_once(':').map_or(String::new(), |(_, password)| password.to_owned())
     }
 
     /// Counts orders, events and keys.
@@ -105,6 +125,19 @@ impl Database {
         Server::start_with(self.pool.clone(), token, Some(provider)).await
     }
 
+    /// Starts a server over this database whose API and door are a test's own.
+    pub(crate) async fn serve_changed(
+        &self,
+        provider: Option<&Provider>,
+        change: impl FnOnce(Api) -> Api,
+        door: Door,
+    ) -> Server {
+        let token = self.token("acme").await;
+        let server = Server::start_changed(self.pool.clone(), token, provider, change, door).await;
+        server.api.open();
+        server
+    }
+
     /// Starts a server over this database with a daemon's own pool.
     pub(crate) async fn serve_guarded(&self) -> Server {
         Server::start(self.pool.clone(), self.token("acme").await).await
@@ -139,6 +172,16 @@ impl Server {
     }
 
     async fn start_closed_with(pool: PgPool, token: String, provider: Option<&Provider>) -> Self {
+        Self::start_changed(pool, token, provider, |api| api, Door::default()).await
+    }
+
+    async fn start_changed(
+        pool: PgPool,
+        token: String,
+        provider: Option<&Provider>,
+        change: impl FnOnce(Api) -> Api,
+        door: Door,
+    ) -> Self {
         let life = Lifecycle::new();
         let settings = Settings {
             namespace: "test".parse().unwrap(),
@@ -150,9 +193,10 @@ impl Server {
             let port = GrpcProvider::new(&provider.url(), Dedup::ForEver).unwrap();
             api = api.with_payments(MakePayment::new(settings.namespace, port, settings.problem_base));
         }
+        let api = change(api);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        life.spawn(semel_api::serve(listener, api.clone(), life.clone()));
+        life.spawn(semel_api::serve(listener, door, api.clone(), life.clone()));
         Self { address, api, life, token }
     }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// Within which an answer must arrive.
@@ -81,7 +81,7 @@ pub(crate) async fn exchange(to: SocketAddr, bytes: &[u8]) -> Option<Answer> {
 }
 
 /// Reads until the server closes, and returns the answer, if there is one.
-pub(crate) async fn read_answer(mut stream: TcpStream) -> Option<Answer> {
+pub(crate) async fn read_answer(mut stream: impl AsyncRead + Unpin) -> Option<Answer> {
     let mut received = Vec::new();
     let reading = async { while stream.read_buf(&mut received).await.is_ok_and(|read| read > 0) {} };
     assert!(tokio::time::timeout(WITHIN, reading).await.is_ok(), "the server neither answers nor closes");

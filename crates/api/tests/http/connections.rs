@@ -13,7 +13,7 @@ use crate::client::{exchange, read_answer};
 const CLOSED_WITHIN: Duration = Duration::from_secs(15);
 
 /// Sends bytes and nothing more; returns what the server says before it closes.
-async fn stall(server: &Server, bytes: &[u8]) -> Vec<u8> {
+pub(crate) async fn stall(server: &Server, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     stream.write_all(bytes).await.unwrap();
     let mut received = Vec::new();
@@ -35,6 +35,24 @@ async fn a_head_that_does_not_arrive_ends_the_connection() {
         );
         assert_eq!((nothing, half_a_preface), (Vec::new(), Vec::new()));
         assert!(!half_a_head.starts_with(b"HTTP/1.1 2") && !a_preface.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_head_that_arrives_drop_by_drop_ends_the_connection() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        let (reader, mut writer) = TcpStream::connect(server.address).await.unwrap().into_split();
+        let dripping = tokio::spawn(async move {
+            let mut drops = b"GET / HTTP/1.1\r\nX-Long: ".iter().copied().chain(std::iter::repeat(b'x'));
+            while writer.write_all(&[drops.next().unwrap_or(b'x')]).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        let answer = tokio::time::timeout(CLOSED_WITHIN, read_answer(reader)).await;
+        assert_eq!(answer.expect("it holds its connection"), None);
+        dripping.await.unwrap();
     })
     .await;
 }

@@ -1,7 +1,11 @@
 //! What clients should not send: each with its answer, and nothing left behind.
 
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
 use crate::bed::{Server, with_database};
-use crate::client::Ask;
+use crate::client::{Ask, exchange, read_answer};
+use crate::provider::Provider;
 
 const SECRET: &str = "s3cret-marker";
 
@@ -32,6 +36,7 @@ fn keys(server: &Server) -> Vec<Case> {
         invalid("a blank key", ask(b" \t ")),
         invalid("an empty quoted key", ask(b"\"\"")),
         invalid("an unbalanced quote", ask(b"\"k")),
+        invalid("a key of 300 bytes", ask("k".repeat(300).as_bytes())),
         invalid("a key of 256 bytes", ask("k".repeat(256).as_bytes())),
         invalid("a key in UTF-8", ask("ké".as_bytes())),
         invalid("a key in Latin-1", ask(b"k\xe9")),
@@ -77,6 +82,8 @@ fn bodies(server: &Server) -> Vec<Case> {
         invalid("an exponent", field("amount", "1e2")),
         invalid("a number as text", field("amount", r#""1""#)),
         invalid("null for a number", field("amount", "null")),
+        invalid("a number of a thousand digits", field("amount", &"9".repeat(1000))),
+        invalid("a number that is none", field("amount", "NaN")),
         invalid("a number beyond 64 bits", field("amount", "9223372036854775808")),
         invalid("deep nesting", field("reference", &deep)),
         invalid("deep nesting all over", with(deep.as_bytes())),
@@ -86,8 +93,17 @@ fn bodies(server: &Server) -> Vec<Case> {
         invalid("an empty reference", field("reference", r#""""#)),
         invalid("a reference with a zero byte", field("reference", r#""a\u0000""#)),
         invalid("a reference of 256 bytes", field("reference", &format!("\"{}\"", "r".repeat(256)))),
+        invalid("a currency that there is not", field("currency", r#""ZZZ""#)),
+        invalid("a currency that was withdrawn", field("currency", r#""DEM""#)),
         invalid("a currency in small letters", field("currency", r#""eur""#)),
         invalid("a currency that is none", field("currency", &format!("\"{SECRET}\""))),
+        case("an announced body of 10 MB", with(&vec![b' '; 10_000_000]), 413, "content-too-large"),
+        case(
+            "a streamed body of 10 MB",
+            with(&vec![b' '; 10_000_000]).header("Transfer-Encoding", "chunked"),
+            413,
+            "content-too-large",
+        ),
         case("an announced body over the limit", with(&vec![b' '; 65_537]), 413, "content-too-large"),
         case(
             "a streamed body over the limit",
@@ -191,6 +207,94 @@ async fn each_is_refused_by_name_and_leaves_nothing_behind() {
             assert!(!text.contains(SECRET) && !text.contains(&server.token[20..]), "{text}");
             assert_eq!(db.rows().await, (0, 0, 0), "{what}");
         }
+    })
+    .await;
+}
+
+/// What only a payment has.
+fn sources(server: &Server) -> Vec<Case> {
+    let named = |what, source: &str| {
+        let body = format!(r#"{{"reference":"A","amount":1,"currency":"EUR","source":{source}}}"#);
+        let ask = server.post_to("/v1/payments", body).header("Idempotency-Key", SECRET);
+        case(what, ask, 400, "request-invalid")
+    };
+    vec![
+        named("no source", "null"),
+        named("an empty source", r#""""#),
+        named("a source with a space", r#""tok visa""#),
+        named("a source that is no ASCII", r#""tök""#),
+        named("a source of 256 bytes", &format!("\"{}\"", "t".repeat(256))),
+        named("a card's number", r#""4242424242424242""#),
+        named("a card's number in groups", r#""4000-0566-5566-5556""#),
+        named("a card's number as a number", "4242424242424242"),
+        named("a card's number in a token", r#""tok_4242424242424242""#),
+    ]
+}
+
+#[tokio::test]
+async fn a_payment_with_a_source_that_is_none_is_refused_by_name_and_nobody_is_asked() {
+    with_database(async |db| {
+        let provider = Provider::start().await;
+        let server = db.serve_payments(&provider).await;
+        for Case { what, ask, status, suffix } in sources(&server) {
+            println!("{what}");
+            let answer = ask.send(server.address).await;
+            let problem = answer.expect_problem(status, suffix);
+            assert_eq!(problem["errors"][0]["field"], "source");
+            let text = format!("{answer:?}");
+            assert!(!text.contains(SECRET) && !text.contains("4242") && !text.contains("5556"), "{text}");
+            assert_eq!(db.rows().await, (0, 0, 0), "{what}");
+        }
+        assert_eq!(provider.charges(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_that_could_be_read_in_two_ways_is_refused() {
+    with_database(async |db| {
+        let server = db.serve_guarded().await;
+        let good = server.order("k", 1);
+        for (what, ask) in [
+            ("two lengths", good.clone().header("Content-Length", "47").header("Content-Length", "2")),
+            ("no length", good.clone().header("Content-Length", "-1")),
+            ("a length beyond reason", good.clone().header("Content-Length", "99999999999999999999")),
+            ("another coding", good.clone().header("Transfer-Encoding", "gzip, identity")),
+            ("a header folded", good.clone().header("X-Folded", "a\r\n b")),
+            ("a header's name with a blank", good.clone().header("Idempotency-Key ", "k")),
+            ("a zero byte", good.clone().header("X-Zero", "a\0b")),
+        ] {
+            let answer = exchange(server.address, &ask.bytes()).await;
+            let status = answer.as_ref().map(|answer| answer.status);
+            assert!(matches!(status, None | Some(400)), "{what}: {answer:?}");
+            assert_eq!(db.rows().await, (0, 0, 0), "{what}");
+        }
+        // Its length and its coding: the coding counts (RFC 9112, section 6.3), and the connection is not used again.
+        let both =
+            good.without("Connection").header("Content-Length", "5").header("Transfer-Encoding", "chunked");
+        let answer = exchange(server.address, &both.bytes()).await;
+        assert!(answer.as_ref().is_none_or(|answer| matches!(answer.status, 201 | 400)), "{answer:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_body_that_ends_early_leaves_nothing() {
+    with_database(async |db| {
+        let server = db.serve_guarded().await;
+        let whole = server.order("k", 1200).bytes();
+        let chunked = server.order("k", 1200).header("Transfer-Encoding", "chunked").bytes();
+        for bytes in [&whole[..whole.len() - 5], &chunked[..chunked.len() - 8]] {
+            let mut stream = TcpStream::connect(server.address).await.unwrap();
+            stream.write_all(bytes).await.unwrap();
+            stream.shutdown().await.unwrap();
+            if let Some(answer) = read_answer(stream).await {
+                answer.expect_problem(400, "request-invalid");
+            }
+            assert_eq!(db.rows().await, (0, 0, 0));
+        }
+        let streamed = server.order("k", 1200).header("Transfer-Encoding", "chunked");
+        assert_eq!(streamed.send(server.address).await.status, 201, "without a length it is as good");
     })
     .await;
 }

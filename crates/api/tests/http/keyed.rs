@@ -1,6 +1,7 @@
 //! Orders under keys: the first answer, and every later one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use semel_core::idempotency::store;
 use tokio::sync::Barrier;
@@ -130,6 +131,27 @@ async fn a_revoked_credential_is_not_served_the_stored_answer() {
         // Another server, which has not met the credential before.
         let fresh = Server::start(db.pool.clone(), server.token.clone()).await;
         fresh.order("k", 1200).send(fresh.address).await.expect_problem(401, "unauthenticated");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_revocation_is_in_force_within_a_minute_where_the_credential_was_met() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        expect_created(&server.order("k", 1200).send(server.address).await);
+        db.execute("UPDATE api_credentials SET revoked_at = clock_timestamp()").await;
+        let refused = async {
+            loop {
+                let answer = server.order("k", 1200).send(server.address).await;
+                if answer.status != 201 {
+                    break answer;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let refused = tokio::time::timeout(Duration::from_mins(1), refused).await;
+        refused.expect("it is still believed").expect_problem(401, "unauthenticated");
     })
     .await;
 }

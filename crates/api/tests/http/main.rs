@@ -2,14 +2,24 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
 
+mod authority;
 mod bed;
 mod client;
 mod connections;
+mod dropped;
 mod faults;
+mod floods;
+mod grpc;
 mod hostile;
 mod http2;
 mod keyed;
 mod keys;
+mod limits;
+mod openapi;
 mod payments;
 mod provider;
 mod reading;
+mod refunds;
+mod rules;
+mod secured;
+mod tls;

@@ -11,7 +11,7 @@ use crate::bed::{Database, Server, until, with_database};
 use crate::client::Answer;
 use crate::provider::{Provider, Script};
 
-async fn with_payments(test: impl AsyncFnOnce(Database, Server, Provider)) {
+pub(crate) async fn with_payments(test: impl AsyncFnOnce(Database, Server, Provider)) {
     with_database(async |db: Database| {
         let provider = Provider::start().await;
         let server = db.serve_payments(&provider).await;
@@ -21,7 +21,7 @@ async fn with_payments(test: impl AsyncFnOnce(Database, Server, Provider)) {
 }
 
 /// Checks that `again` replays `first`, byte for byte and line for line.
-fn expect_replay(first: &Answer, again: &Answer) {
+pub(crate) fn expect_replay(first: &Answer, again: &Answer) {
     assert_eq!((again.status, &again.body), (first.status, &first.body));
     assert_eq!(again.stored_headers(), first.stored_headers());
     assert_eq!(again.header("idempotent-replayed"), Some("true"));

@@ -1,4 +1,4 @@
-//! The one path of a keyed request: look up, compare, answer; or ask for an earlier outcome, validate, execute, answer.
+//! The one path of a keyed request: look up key and earlier outcome; compare, answer; or validate, execute, answer.
 //!
 //! An operation whose effect lives wholly in our database writes business row, event and completed key in one
 //! transaction ([`Begun::Completed`]), so there is nothing to recover: a crash leaves all of it or none. One with an effect
@@ -12,7 +12,8 @@ use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::store::{self, Fence, KeyState, KnownKey, NewKey};
+use super::admission::{Admission, Token};
+use super::store::{self, Fence, KeyState, KnownKey, LookedUp, NewKey};
 use super::{Command, InvalidCommand, Request, RequestHash, Scope, StoredResponse};
 use crate::database::{self, Failure, Lent};
 use crate::metrics::{KeyOutcome, count_request};
@@ -22,6 +23,9 @@ const MAX_EXECUTIONS: u32 = 4;
 
 /// What a client is told to wait while another request with its key runs, or an outcome is being found out.
 const RETRY_RUNNING: Duration = Duration::from_secs(1);
+
+/// What a client is told to wait that has too many keys in progress: a while, since those end when a provider answers.
+const RETRY_IN_PROGRESS: Duration = Duration::from_secs(5);
 
 /// For how long an acquisition is believed: longer than a provider's deadline and the writes around it.
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -38,6 +42,22 @@ pub enum Begun {
     },
     /// The claim is committed, the effect is still to come.
     Claimed(Fence),
+    /// Not at all: nothing is written, and the key is as free as before.
+    Hindered(Hindrance),
+}
+
+/// Why an execution cannot begin, though the command is acceptable: it acts on something, and that is not as it has to be.
+///
+/// Never stored, since it may be otherwise for the next request. What is final is [`Begun::Completed`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Hindrance {
+    /// What it acts on is not there, or not the client's.
+    Missing,
+    /// What it acts on is in a state that passes.
+    Passing {
+        /// When to ask again.
+        retry_after: Duration,
+    },
 }
 
 /// How far a claimed execution was driven.
@@ -74,17 +94,24 @@ pub trait Operation: Send + Sync {
         true
     }
 
-    /// Looks for the row that an earlier execution under this key left, whatever became of the key since.
-    fn earlier_outcome(
+    /// Says whether it claims its key before its effect, which leaves the key in progress for a while.
+    fn claims(&self) -> bool {
+        true
+    }
+
+    /// Looks the key up and, where it is not known, for the row that an earlier execution under it left, whatever became of
+    /// the key since: in one statement, see [`look_up_key!`](crate::look_up_key). Must be asked of the primary.
+    fn look_up(
         &self,
         connection: &mut PgConnection,
         scope: &Scope,
-    ) -> impl Future<Output = Result<Option<Uuid>, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<LookedUp, sqlx::Error>> + Send;
 
     /// Writes key and business row in one transaction, the key first and gating the rest; and where the effect lives
     /// wholly in our database, the event too, and the key as completed.
     ///
-    /// Returns none when the key is known already and nothing was written.
+    /// Returns none when nothing was written since the key is known already, or since what was read is not so any more:
+    /// the key is looked up, and the execution begun again if it is not known.
     fn begin(
         &self,
         connection: &mut PgConnection,
@@ -143,6 +170,13 @@ pub enum Answer {
     },
     /// The command is not acceptable; nothing was stored.
     Invalid(InvalidCommand),
+    /// What it acts on is not as it has to be; nothing was stored.
+    Hindered(Hindrance),
+    /// The client begins too much; nothing was stored.
+    Limited {
+        /// When to ask again.
+        retry_after: Duration,
+    },
     /// Whether it was executed is not known yet.
     Unknown {
         /// What it makes, if it was.
@@ -182,6 +216,22 @@ pub enum EngineError {
     },
 }
 
+/// On what terms keys are taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// For how long a completed key is replayed.
+    pub retention: Duration,
+    /// What new executions a client may begin; none bounds nothing.
+    pub admission: Option<&'a Admission>,
+}
+
+/// Whoever bounds nothing has a retention alone.
+impl From<Duration> for Terms<'_> {
+    fn from(retention: Duration) -> Self {
+        Self { retention, admission: None }
+    }
+}
+
 /// Runs a keyed request. Must not be dropped half-way: run it in a task of its own, see
 /// [`Lifecycle::spawn`](crate::lifecycle::Lifecycle::spawn).
 ///
@@ -194,9 +244,10 @@ pub async fn run<O: Operation>(
     scope: &Scope,
     command: &O::Command,
     request: &Request,
-    retention: Duration,
+    terms: impl Into<Terms<'_>>,
 ) -> Result<Answer, EngineError> {
-    let answer = Run { pool, operation, scope, command, request, retention }.answer().await?;
+    let Terms { retention, admission } = terms.into();
+    let answer = Run { pool, operation, scope, command, request, retention, admission }.answer().await?;
     count_request(scope.operation, outcome(&answer));
     Ok(answer)
 }
@@ -224,18 +275,14 @@ pub async fn find<O: Operation>(
     operation: &O,
     scope: &Scope,
 ) -> Result<Option<Found>, sqlx::Error> {
-    let mut connection = Lent::from(pool).await?;
-    let look_up = async |connection: &mut Lent| {
-        let known = connection.call(async |c| store::look_up(c, scope).await).await?;
-        Ok::<_, sqlx::Error>(known.map(Found::Key))
-    };
-    if let Some(known) = look_up(&mut connection).await? {
-        return Ok(Some(known));
-    }
-    let outcome = connection.call(async |c| operation.earlier_outcome(c, scope).await).await?;
-    let Some(resource_id) = outcome else { return Ok(None) };
-    // It may have been executed since the first look.
-    Ok(Some(look_up(&mut connection).await?.unwrap_or(Found::Outcome { resource_id })))
+    let looked = database::call(pool, async |c| operation.look_up(c, scope).await).await?;
+    found(looked)
+}
+
+/// Order and key are written together. So what is found without its key, at one moment, has outlived it.
+fn found(looked: LookedUp) -> Result<Option<Found>, sqlx::Error> {
+    let outcome = looked.outcome.map(|resource_id| Found::Outcome { resource_id });
+    Ok(looked.known()?.map(Found::Key).or(outcome))
 }
 
 fn outcome(answer: &Answer) -> Option<KeyOutcome> {
@@ -245,8 +292,9 @@ fn outcome(answer: &Answer) -> Option<KeyOutcome> {
         Answer::InProgress { .. } => Some(KeyOutcome::InProgress),
         Answer::Mismatch => Some(KeyOutcome::Mismatch),
         Answer::Expired { .. } => Some(KeyOutcome::Expired),
+        Answer::Limited { .. } => Some(KeyOutcome::Limited),
         Answer::Unknown { .. } | Answer::NeedsAttention { .. } => Some(KeyOutcome::Unknown),
-        Answer::Invalid(_) | Answer::Unavailable | Answer::Unreadable => None,
+        Answer::Invalid(_) | Answer::Hindered(_) | Answer::Unavailable | Answer::Unreadable => None,
     }
 }
 
@@ -257,6 +305,7 @@ struct Run<'a, O: Operation> {
     command: &'a O::Command,
     request: &'a Request,
     retention: Duration,
+    admission: Option<&'a Admission>,
 }
 
 /// How an execution that did not write ended.
@@ -274,21 +323,11 @@ impl<O: Operation> Run<'_, O> {
         let encoded = serde_json::to_value(self.command).map_err(encode)?;
 
         let Ok(mut connection) = Lent::from(self.pool).await else { return Ok(Answer::Unavailable) };
-        match connection.call(async |c| store::look_up(c, self.scope).await).await {
-            Ok(Some(known)) => return self.known(connection, known, hash, &encoded).await,
-            Ok(None) => {}
-            Err(error) => return self.nothing_executed(error),
-        }
+        let looked = connection.call(async |c| self.operation.look_up(c, self.scope).await).await;
         // Before it is validated: rules may have become stricter since it was executed.
-        match connection.call(async |c| self.operation.earlier_outcome(c, self.scope).await).await {
-            // Its key was reaped, or a concurrent twin has executed it since the look-up: then the key is there now.
-            Ok(Some(resource_id)) => {
-                return match connection.call(async |c| store::look_up(c, self.scope).await).await {
-                    Ok(Some(known)) => self.known(connection, known, hash, &encoded).await,
-                    Ok(None) => Ok(Answer::Expired { resource_id }),
-                    Err(error) => self.nothing_executed(error),
-                };
-            }
+        match looked.and_then(found) {
+            Ok(Some(Found::Key(known))) => return self.known(connection, known, hash, &encoded).await,
+            Ok(Some(Found::Outcome { resource_id })) => return Ok(Answer::Expired { resource_id }),
             Ok(None) => {}
             Err(error) => return self.nothing_executed(error),
         }
@@ -298,14 +337,43 @@ impl<O: Operation> Run<'_, O> {
         if !self.operation.may_begin() {
             return Ok(Answer::Unavailable);
         }
-        self.execute(connection, hash, &encoded).await
+        match self.admit(&mut connection).await {
+            Ok(Ok(token)) => self.execute(connection, token, hash, &encoded).await,
+            Ok(Err(retry_after)) => Ok(Answer::Limited { retry_after }),
+            Err(error) => self.nothing_executed(error),
+        }
+    }
+
+    /// Asks whether the client may begin one more execution; otherwise returns when to ask again.
+    async fn admit(&self, connection: &mut Lent) -> Result<Result<Option<Token<'_>>, Duration>, sqlx::Error> {
+        let Some(admission) = self.admission else { return Ok(Ok(None)) };
+        let client = &self.scope.client;
+        let token = match admission.take(client) {
+            Ok(token) => token,
+            Err(wait) => return Ok(Err(wait)),
+        };
+        if let Some(most) = admission.most_in_progress().filter(|_| self.operation.claims()) {
+            let most = i64::from(most.get());
+            if connection.call(async |c| store::count_in_progress(c, client, most).await).await? >= most {
+                return Ok(Err(RETRY_IN_PROGRESS));
+            }
+        }
+        Ok(Ok(Some(token)))
     }
 
     /// Executes, and settles what became of it: races that were lost, deadlocks, and commits whose answer was lost.
     ///
     /// An unknown commit is asked about by beginning again. Its absence would prove nothing, since the old transaction may
     /// still commit; but inserting the key again waits for it, and the row tells whose it is.
-    async fn execute(&self, first: Lent, hash: RequestHash, encoded: &Value) -> Result<Answer, EngineError> {
+    ///
+    /// The token is spent once something was written, or may have been.
+    async fn execute(
+        &self,
+        first: Lent,
+        mut token: Option<Token<'_>>,
+        hash: RequestHash,
+        encoded: &Value,
+    ) -> Result<Answer, EngineError> {
         let resource_id = self.operation.resource_id(self.scope);
         let key = NewKey { scope: self.scope, hash, command: encoded, resource_id, request: self.request };
         let mut unsettled = false;
@@ -316,10 +384,17 @@ impl<O: Operation> Run<'_, O> {
                 None => Lent::from(self.pool).await,
             };
             let Ok(mut connection) = acquired else { continue };
-            match connection
+            let begun = connection
                 .call(async |c| self.operation.begin(c, &key, self.command, self.retention).await)
-                .await
-            {
+                .await;
+            let may_be_written = match &begun {
+                Ok(begun) => matches!(begun, Some(Begun::Completed { .. } | Begun::Claimed(_))),
+                Err(error) => database::failure(error) == Failure::Unknown,
+            };
+            if may_be_written && let Some(token) = &mut token {
+                token.spend();
+            }
+            match begun {
                 Ok(Some(Begun::Completed { response, expires_at })) => {
                     return Ok(Answer::Fresh { response, expires_at });
                 }
@@ -328,13 +403,17 @@ impl<O: Operation> Run<'_, O> {
                     drop(connection);
                     return self.proceed(fence, resource_id, hash, encoded).await;
                 }
+                // It does not rule out that an earlier try is still to commit.
+                Ok(Some(Begun::Hindered(_))) if unsettled => {}
+                Ok(Some(Begun::Hindered(hindrance))) => return Ok(Answer::Hindered(hindrance)),
                 Ok(None) => {
                     if let Ok(Some(known)) =
                         connection.call(async |c| store::look_up(c, self.scope).await).await
                     {
                         return self.known(connection, known, hash, encoded).await;
                     }
-                    // Expired and reaped between the two statements, or the connection is lost: once more.
+                    // Expired and reaped between the two statements, overtaken by a change of what it acts on, or the
+                    // connection is lost: once more.
                 }
                 Err(error) => {
                     if database::failure(&error) == Failure::Unknown {

@@ -13,7 +13,7 @@ use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Request, RequestHash, Scope, StoredResponse};
+use super::{ClientId, Request, RequestHash, Scope, StoredResponse};
 
 /// A key that is known.
 #[derive(Clone, Debug)]
@@ -74,62 +74,113 @@ pub struct NewKey<'a> {
     pub request: &'a Request,
 }
 
+/// What a key's look-up found, column by column: what it selects is null where the key is not known.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the columns of idempotency_keys, and what is made of them")]
+pub struct LookedUp {
+    pub request_hash: Option<Vec<u8>>,
+    pub hash_version: Option<i16>,
+    pub command: Option<Value>,
+    pub request_id: Option<Uuid>,
+    pub resource_id: Option<Uuid>,
+    pub fence: Option<i64>,
+    pub taken_over: Option<bool>,
+    pub needs_person: Option<bool>,
+    pub completed: Option<bool>,
+    pub expired: Option<bool>,
+    pub lease_left_ms: Option<i64>,
+    pub response_code: Option<i16>,
+    pub response_headers: Option<Json<Vec<(String, String)>>>,
+    pub response_body: Option<Vec<u8>>,
+    pub expires_at: Option<OffsetDateTime>,
+    /// The row that an earlier execution left; asked for only where the key is not known.
+    pub outcome: Option<Uuid>,
+}
+
+impl LookedUp {
+    /// Reads the key; none when it is not known.
+    ///
+    /// # Errors
+    ///
+    /// When it holds what this binary cannot read.
+    pub fn known(self) -> Result<Option<KnownKey>, sqlx::Error> {
+        let unreadable =
+            |column: &str| sqlx::Error::Decode(format!("idempotency_keys.{column} of a known key").into());
+        let Some(request_hash) = self.request_hash else { return Ok(None) };
+        let state = if self.completed != Some(true) {
+            let left = u64::try_from(self.lease_left_ms.unwrap_or_default()).unwrap_or_default();
+            KeyState::InProgress {
+                lease_left: (left > 0).then(|| Duration::from_millis(left)),
+                fence: Fence(self.fence.ok_or_else(|| unreadable("fence"))?),
+                taken_over: self.taken_over == Some(true),
+                needs_person: self.needs_person == Some(true),
+            }
+        } else if self.expired == Some(true) {
+            KeyState::Expired
+        } else {
+            KeyState::Completed {
+                response: StoredResponse {
+                    code: self
+                        .response_code
+                        .and_then(|code| u16::try_from(code).ok())
+                        .ok_or_else(|| unreadable("response_code"))?,
+                    headers: self.response_headers.ok_or_else(|| unreadable("response_headers"))?.0,
+                    body: self.response_body.ok_or_else(|| unreadable("response_body"))?,
+                },
+                expires_at: self.expires_at.ok_or_else(|| unreadable("expires_at"))?,
+            }
+        };
+        let bytes = request_hash.try_into().map_err(|_| unreadable("request_hash"))?;
+        let version = self.hash_version.ok_or_else(|| unreadable("hash_version"))?;
+        Ok(Some(KnownKey {
+            hash: RequestHash { version, bytes },
+            command: self.command.ok_or_else(|| unreadable("command"))?,
+            request_id: self.request_id.ok_or_else(|| unreadable("request_id"))?,
+            resource_id: self.resource_id.ok_or_else(|| unreadable("resource_id"))?,
+            state,
+        }))
+    }
+}
+
+/// Looks a key up and, where it is not known, for what a query of the operation's own finds under `$1`, `$2` and `$3`, the
+/// client, the operation and the key. Both are of one moment, since they are one statement.
+#[macro_export]
+macro_rules! look_up_key {
+    ($name:literal, $outcome:literal, $connection:expr, $scope:expr) => {
+        sqlx::query_as!(
+            $crate::idempotency::store::LookedUp,
+            "-- "
+                + $name
+                + r#"
+            SELECT known.request_hash AS "request_hash?", known.hash_version AS "hash_version?",
+                   known.command AS "command?", known.request_id AS "request_id?", known.resource_id AS "resource_id?",
+                   known.fence AS "fence?", known.attempts > 1 AS "taken_over?",
+                   known.needs_person_at IS NOT NULL AS "needs_person?", known.status = 'completed' AS "completed?",
+                   known.expires_at <= clock_timestamp() AS "expired?",
+                   GREATEST(0, EXTRACT(EPOCH FROM known.lease_until - clock_timestamp()) * 1000)::BIGINT
+                       AS "lease_left_ms?",
+                   known.response_code AS "response_code?", known.response_headers AS "response_headers?: _",
+                   known.response_body AS "response_body?", known.expires_at AS "expires_at?",
+                   CASE WHEN known.key IS NULL THEN ("#
+                + $outcome
+                + r#") END AS "outcome?"
+            FROM (VALUES (1)) AS one LEFT JOIN idempotency_keys AS known
+              ON known.client_id = $1 AND known.operation = $2 AND known.key = $3"#,
+            $scope.client.as_str(),
+            $scope.operation,
+            $scope.key.as_str()
+        )
+        .fetch_one($connection)
+    };
+}
+
 /// Looks a key up. Must be asked of the primary.
 ///
 /// # Errors
 ///
 /// When the database fails, or holds a row that this binary cannot read.
 pub async fn look_up(connection: &mut PgConnection, scope: &Scope) -> Result<Option<KnownKey>, sqlx::Error> {
-    let row = sqlx::query!(
-        r#"-- idempotency_look_up
-        SELECT request_hash, hash_version, command, request_id, resource_id, fence,
-               attempts > 1 AS "taken_over!", needs_person_at IS NOT NULL AS "needs_person!",
-               status = 'completed' AS "completed!",
-               COALESCE(expires_at <= clock_timestamp(), FALSE) AS "expired!",
-               GREATEST(0, EXTRACT(EPOCH FROM lease_until - clock_timestamp()) * 1000)::BIGINT AS lease_left_ms,
-               response_code, response_headers AS "response_headers: Json<Vec<(String, String)>>", response_body, expires_at
-        FROM idempotency_keys
-        WHERE client_id = $1 AND operation = $2 AND key = $3"#,
-        scope.client.as_str(),
-        scope.operation,
-        scope.key.as_str()
-    )
-    .fetch_optional(connection)
-    .await?;
-    let Some(row) = row else { return Ok(None) };
-    let unreadable =
-        |column: &str| sqlx::Error::Decode(format!("idempotency_keys.{column} of a known key").into());
-    let state = if !row.completed {
-        let left = u64::try_from(row.lease_left_ms.unwrap_or_default()).unwrap_or_default();
-        KeyState::InProgress {
-            lease_left: (left > 0).then(|| Duration::from_millis(left)),
-            fence: Fence(row.fence),
-            taken_over: row.taken_over,
-            needs_person: row.needs_person,
-        }
-    } else if row.expired {
-        KeyState::Expired
-    } else {
-        KeyState::Completed {
-            response: StoredResponse {
-                code: row
-                    .response_code
-                    .and_then(|code| u16::try_from(code).ok())
-                    .ok_or_else(|| unreadable("response_code"))?,
-                headers: row.response_headers.ok_or_else(|| unreadable("response_headers"))?.0,
-                body: row.response_body.ok_or_else(|| unreadable("response_body"))?,
-            },
-            expires_at: row.expires_at.ok_or_else(|| unreadable("expires_at"))?,
-        }
-    };
-    let bytes = row.request_hash.try_into().map_err(|_| unreadable("request_hash"))?;
-    Ok(Some(KnownKey {
-        hash: RequestHash { version: row.hash_version, bytes },
-        command: row.command,
-        request_id: row.request_id,
-        resource_id: row.resource_id,
-        state,
-    }))
+    look_up_key!("idempotency_look_up", "NULL::UUID", connection, scope).await?.known()
 }
 
 /// Claims a key for an execution that has effects outside this database. Commit before the first of them.
@@ -171,6 +222,28 @@ pub async fn claim(
     .fetch_optional(connection)
     .await?;
     Ok(fence.map(Fence))
+}
+
+/// Counts a client's keys in progress, up to `limit`.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn count_in_progress(
+    connection: &mut PgConnection,
+    client: &ClientId,
+    limit: i64,
+) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"-- idempotency_count_in_progress
+        SELECT count(*) AS "in_progress!" FROM (
+            SELECT FROM idempotency_keys WHERE client_id = $1 AND status = 'in_progress' LIMIT $2
+        ) AS live"#,
+        client.as_str(),
+        limit
+    )
+    .fetch_one(connection)
+    .await
 }
 
 /// Takes over a key whose lease is dead, from the acquisition `seen`; execution resumes at its recovery point.

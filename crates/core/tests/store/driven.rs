@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel_core::idempotency::engine::{self, Answer, Begun, LEASE, Operation, Proceeded};
-use semel_core::idempotency::store::{self, Fence, NewKey};
+use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
 use semel_core::idempotency::{Request, Scope, StoredResponse};
+use semel_core::look_up_key;
 use sqlx::{Executor as _, PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -18,7 +19,7 @@ const DAY: Duration = Duration::from_hours(24);
 
 /// What an operation does when it is driven on.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(crate) enum Step {
     Complete,
     Wait,
     GiveToPerson,
@@ -30,26 +31,28 @@ enum Step {
 
 /// How beginning goes wrong.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Lost {
+pub(crate) enum Lost {
     Nothing,
     /// The claim commits, and the connection is lost before its answer arrives.
     Answer,
     /// Also, and somebody takes the claim over before it is asked about.
     AnswerAndClaim,
+    /// A twin claims first.
+    Race,
 }
 
 /// An operation that claims, and is driven on by a script.
 #[derive(Clone, Debug)]
-struct Scripted {
+pub(crate) struct Scripted {
     steps: Arc<Mutex<VecDeque<Step>>>,
     /// The fences it was driven on with.
     driven: Arc<Mutex<Vec<Fence>>>,
-    lost: Lost,
-    may_begin: bool,
+    pub(crate) lost: Lost,
+    pub(crate) may_begin: bool,
 }
 
 impl Scripted {
-    fn new(steps: &[Step]) -> Self {
+    pub(crate) fn new(steps: &[Step]) -> Self {
         Self {
             steps: Arc::new(Mutex::new(steps.iter().copied().collect())),
             driven: Arc::default(),
@@ -74,8 +77,8 @@ impl Operation for Scripted {
         self.may_begin
     }
 
-    async fn earlier_outcome(&self, _: &mut PgConnection, _: &Scope) -> Result<Option<Uuid>, sqlx::Error> {
-        Ok(None)
+    async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
+        look_up_key!("idempotency_look_up", "NULL::UUID", connection, scope).await
     }
 
     async fn begin(
@@ -85,6 +88,11 @@ impl Operation for Scripted {
         _: &Probe,
         _: Duration,
     ) -> Result<Option<Begun>, sqlx::Error> {
+        if self.lost == Lost::Race {
+            let twin = Request { id: Uuid::new_v4(), trace_context: None };
+            let key = NewKey { request: &twin, ..key.clone() };
+            store::claim(connection, &key, "sent", LEASE).await?.unwrap();
+        }
         let Some(fence) = store::claim(connection, key, "sent", LEASE).await? else { return Ok(None) };
         if self.lost == Lost::AnswerAndClaim {
             connection.execute("UPDATE idempotency_keys SET lease_until = clock_timestamp()").await?;

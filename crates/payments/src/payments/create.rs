@@ -5,7 +5,8 @@ use std::time::Duration;
 use semel_core::derive::{self, Namespace};
 use semel_core::idempotency::Scope;
 use semel_core::idempotency::engine::{Begun, LEASE, Operation, Proceeded};
-use semel_core::idempotency::store::{self, Fence, NewKey};
+use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
+use semel_core::look_up_key;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -57,19 +58,13 @@ impl<P: Provider> Operation for MakePayment<P> {
         self.provider.is_open()
     }
 
-    async fn earlier_outcome(
-        &self,
-        connection: &mut PgConnection,
-        scope: &Scope,
-    ) -> Result<Option<Uuid>, sqlx::Error> {
-        sqlx::query_scalar!(
-            "-- payments_earlier_outcome
-            SELECT payment_id FROM payments WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
-            scope.client.as_str(),
-            scope.operation,
-            scope.key.as_str()
+    async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
+        look_up_key!(
+            "payments_look_up",
+            "SELECT payment_id FROM payments WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
+            connection,
+            scope
         )
-        .fetch_optional(connection)
         .await
     }
 

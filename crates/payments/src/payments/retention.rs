@@ -1,4 +1,4 @@
-//! Deleting evidence past its retention; payments themselves stay, since a key's use is remembered for life.
+//! Deleting evidence past its retention; payments and refunds themselves stay, since a key's use is remembered for life.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use semel_core::idempotency::store::interval;
 use semel_core::walk::Blocks;
 use sqlx::PgConnection;
 
-/// Deletes evidence of these blocks that is older than `age` and whose payment is settled, at most `limit`. Returns how
+/// Deletes evidence of these blocks that is older than `age` and whose payment or refund is settled, at most `limit`. Returns how
 /// many went.
 ///
 /// # Errors
@@ -27,6 +27,9 @@ pub async fn reap_evidence(
               AND EXISTS (
                 SELECT FROM payments WHERE payments.payment_id = answers.payment_id AND payments.status <> 'processing'
               )
+              AND (answers.refund_id IS NULL OR EXISTS (
+                SELECT FROM refunds WHERE refunds.refund_id = answers.refund_id AND refunds.status <> 'processing'
+              ))
             LIMIT $4
             FOR UPDATE OF answers SKIP LOCKED
         ))",

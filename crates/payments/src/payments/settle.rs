@@ -15,11 +15,9 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{AGGREGATE_TYPE, PAYMENT_CANCELED, PAYMENT_CREATED, PAYMENT_DECLINED, Payment};
+use crate::held::Tries;
 use crate::metrics::CONTRADICTIONS;
 use crate::problem::{self, ProblemBase};
-
-/// How often a settlement is tried whose commit is unknown.
-const TRIES: u32 = 3;
 
 /// A definitive answer about a payment.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -125,6 +123,14 @@ impl Verdict {
         }
     }
 
+    /// Says whether a decision is what the provider has said.
+    pub(crate) fn agrees_with(&self, decided: &Self) -> bool {
+        match (self, decided) {
+            (Self::Succeeded { reference: said }, Self::Succeeded { reference: decided }) => said == decided,
+            (said, decided) => std::mem::discriminant(said) == std::mem::discriminant(decided),
+        }
+    }
+
     /// Returns the response that is stored with the key.
     #[must_use]
     pub fn response(&self, settled: &Settled<'_>, problems: &ProblemBase) -> StoredResponse {
@@ -142,24 +148,24 @@ impl Verdict {
                 code: 201,
                 headers: vec![
                     ("content-type".to_owned(), "application/json".to_owned()),
-                    ("location".to_owned(), format!("/v1/payments/{}", settled.payment_id)),
+                    ("location".to_owned(), location(settled.payment_id)),
                 ],
                 // A struct of strings and numbers cannot fail to be written.
                 body: serde_json::to_vec(&payment).unwrap_or_default(),
             },
-            Self::Declined { .. } => problem::about_payment(
+            Self::Declined { .. } => problem::about(
                 problems,
                 problem::PAYMENT_DECLINED,
                 "The provider declined the payment; no money moved. Another source needs another Idempotency-Key.",
-                settled.payment_id,
+                &location(settled.payment_id),
                 members,
             ),
-            Self::Fenced => problem::about_payment(
+            Self::Fenced => problem::about(
                 problems,
                 problem::PAYMENT_ROLLED_BACK,
                 "The provider's answer was lost and the payment was canceled there; no money moved, and none can. To pay, \
                  ask again with a new Idempotency-Key.",
-                settled.payment_id,
+                &location(settled.payment_id),
                 members,
             ),
         }
@@ -187,6 +193,10 @@ impl Verdict {
     }
 }
 
+fn location(payment_id: Uuid) -> String {
+    format!("/v1/payments/{payment_id}")
+}
+
 /// Writes a verdict down and settles the payment by it.
 ///
 /// The evidence is written whatever the fence; everything else only while it is good and the payment in processing.
@@ -206,17 +216,14 @@ pub async fn settle(
 ) -> Result<Option<(StoredResponse, OffsetDateTime)>, sqlx::Error> {
     let response = verdict.response(settled, problems);
     let event = verdict.event(namespace, settled);
-    let mut tries = 0;
+    let mut tries = Tries::default();
     let written = loop {
-        tries += 1;
-        // A commit whose answer was lost: the same statement again finds the key completed, and writes only evidence.
         let written = database::call(pool, async |connection| {
             write(connection, settled, verdict, witness, &response, &event, retention).await
         });
         match written.await {
-            Ok(written) => break written,
-            Err(error) if tries < TRIES && is_worth_another_try(&error) => {}
-            Err(error) => return Err(error),
+            Err(error) if tries.is_worth_another(&error) => {}
+            written => break written?,
         }
     };
     if let Some(expires_at) = written {
@@ -226,11 +233,6 @@ pub async fn settle(
         tell_contradiction(pool, settled).await?;
     }
     Ok(None)
-}
-
-fn is_worth_another_try(error: &sqlx::Error) -> bool {
-    use semel_core::database::{Failure, failure};
-    matches!(failure(error), Failure::Unknown | Failure::Conflict | Failure::LockTimeout)
 }
 
 pub(super) async fn write<'e>(
@@ -305,7 +307,7 @@ pub(super) async fn write<'e>(
 }
 
 /// Returns where a payment stands; none when there is no such payment.
-pub(super) async fn status<'e>(
+pub(crate) async fn status<'e>(
     executor: impl PgExecutor<'e>,
     payment_id: Uuid,
 ) -> Result<Option<String>, sqlx::Error> {
@@ -344,7 +346,7 @@ pub(crate) async fn evidence<'e>(
     let rows = sqlx::query!(
         "-- provider_answers_find
         SELECT outcome, provider_reference, decline_code FROM provider_answers
-        WHERE payment_id = $1 ORDER BY outcome = 'succeeded' DESC, answered_at LIMIT 1",
+        WHERE payment_id = $1 AND refund_id IS NULL ORDER BY outcome = 'succeeded' DESC, answered_at LIMIT 1",
         payment_id
     )
     .fetch_optional(executor)

@@ -6,15 +6,16 @@ use metrics::{counter, histogram};
 use prost::Message as _;
 use semel_proto::provider::v1::payment_provider_client::PaymentProviderClient;
 use semel_proto::provider::v1::{
-    CancelChargeRequest, Charge, ChargeOrder, ChargeRequest, GetChargeRequest, ListChargesRequest,
-    ListChargesResponse, Reason, charge,
+    CancelChargeRequest, Charge, ChargeOrder, ChargeRequest, GetChargeRequest, GetRefundRequest,
+    ListChargesRequest, ListChargesResponse, Reason, Refund, RefundRequest, charge, refund,
 };
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
 use super::breaker::Breaker;
 use super::{
     Answer, DEADLINE, Dedup, Fencing, Listed, ListedCharge, LookUp, Promises, Provider, StoredCharge,
+    StoredRefund,
 };
 use crate::metrics::{PROVIDER_CALLS, PROVIDER_SECONDS};
 
@@ -49,8 +50,29 @@ impl GrpcProvider {
     ///
     /// When the endpoint is no URL.
     pub fn new(endpoint: &str, dedup: Dedup) -> Result<Self, InvalidEndpoint> {
-        let channel = Endpoint::from_shared(endpoint.to_owned())
-            .map_err(InvalidEndpoint)?
+        Self::certified_by(endpoint, None, dedup)
+    }
+
+    /// As [`GrpcProvider::new`], and trusts these authorities (PEM) to certify it, beside the machine's.
+    ///
+    /// # Errors
+    ///
+    /// When the endpoint is no URL, or the authorities are no certificates.
+    pub fn certified_by(
+        endpoint: &str,
+        authorities: Option<&str>,
+        dedup: Dedup,
+    ) -> Result<Self, InvalidEndpoint> {
+        let mut channel = Endpoint::from_shared(endpoint.to_owned()).map_err(InvalidEndpoint)?;
+        if endpoint.starts_with("https://") {
+            let tls = ClientTlsConfig::new().with_native_roots();
+            let tls = match authorities {
+                Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
+                None => tls,
+            };
+            channel = channel.tls_config(tls).map_err(InvalidEndpoint)?;
+        }
+        let channel = channel
             .connect_timeout(Duration::from_secs(3))
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(5))
@@ -69,15 +91,16 @@ impl GrpcProvider {
         self
     }
 
-    /// Asks about a charge, and classifies the answer.
-    async fn ask<F>(&self, call: &'static str, sent: &StoredCharge, made: F) -> Answer
+    /// Asks about a charge or refund, and classifies the answer.
+    async fn ask<T, F>(&self, call: &'static str, read: impl FnOnce(&T) -> Answer + Send, made: F) -> Answer
     where
-        F: Future<Output = Result<Response<Charge>, Status>> + Send,
+        T: Send,
+        F: Future<Output = Result<Response<T>, Status>> + Send,
     {
         let answer = match self.call(call, made).await {
             // Not a call: it is not counted.
             Called::Spared => return Answer::NotExecuted { reason: SPARED.to_owned() },
-            Called::Answered(charge) => classify(&charge, sent),
+            Called::Answered(answer) => read(&answer),
             Called::Refused(status) => refused(call, &status),
             Called::Silent => Answer::Unknown { reason: format!("no answer within {:?}", self.deadline) },
         };
@@ -145,25 +168,55 @@ impl Provider for GrpcProvider {
     }
 
     async fn charge(&self, charge: &StoredCharge, not_after: SystemTime) -> Answer {
-        let Ok(order) = ChargeOrder::decode(&charge.request[..]) else {
-            return Answer::Mismatch { reason: "the stored request cannot be read".to_owned() };
-        };
+        let Ok(order) = ChargeOrder::decode(&charge.request[..]) else { return unreadable() };
         let request =
             ChargeRequest { key: charge.key.clone(), order: Some(order), not_after: Some(not_after.into()) };
         let mut client = self.client.clone();
-        self.ask("charge", charge, async move { client.charge(Request::new(request)).await }).await
+        self.ask("charge", |answer| classify(answer, charge), async move {
+            client.charge(Request::new(request)).await
+        })
+        .await
     }
 
     async fn get(&self, charge: &StoredCharge) -> Answer {
         let request = GetChargeRequest { key: charge.key.clone() };
         let mut client = self.client.clone();
-        self.ask("get", charge, async move { client.get_charge(Request::new(request)).await }).await
+        self.ask("get", |answer| classify(answer, charge), async move {
+            client.get_charge(Request::new(request)).await
+        })
+        .await
     }
 
     async fn cancel(&self, charge: &StoredCharge) -> Answer {
         let request = CancelChargeRequest { key: charge.key.clone() };
         let mut client = self.client.clone();
-        self.ask("cancel", charge, async move { client.cancel_charge(Request::new(request)).await }).await
+        self.ask("cancel", |answer| classify(answer, charge), async move {
+            client.cancel_charge(Request::new(request)).await
+        })
+        .await
+    }
+
+    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8> {
+        // Key and time belong to the send.
+        RefundRequest { charge_key: charge_key.to_owned(), amount, ..RefundRequest::default() }
+            .encode_to_vec()
+    }
+
+    async fn refund(&self, refund: &StoredRefund, not_after: SystemTime) -> Answer {
+        let Ok(stored) = RefundRequest::decode(&refund.request[..]) else { return unreadable() };
+        let charge_key = stored.charge_key.clone();
+        let request = RefundRequest { key: refund.key.clone(), not_after: Some(not_after.into()), ..stored };
+        let mut client = self.client.clone();
+        let read = |answer: &Refund| classify_refund(answer, refund, &charge_key);
+        self.ask("refund", read, async move { client.refund(Request::new(request)).await }).await
+    }
+
+    async fn get_refund(&self, refund: &StoredRefund) -> Answer {
+        let Ok(stored) = RefundRequest::decode(&refund.request[..]) else { return unreadable() };
+        let request = GetRefundRequest { key: refund.key.clone() };
+        let mut client = self.client.clone();
+        let read = |answer: &Refund| classify_refund(answer, refund, &stored.charge_key);
+        self.ask("get_refund", read, async move { client.get_refund(Request::new(request)).await }).await
     }
 
     async fn list(&self, since: SystemTime, page: Option<&str>) -> Listed {
@@ -201,6 +254,7 @@ fn read_page(page: ListChargesResponse) -> Listed {
         reference: clean(&charge.reference, 255),
         amount: charge.amount,
         currency: clean(&charge.currency, 3),
+        refunded: charge.refunded,
     });
     Listed::Page {
         charges: charges.collect(),
@@ -208,9 +262,16 @@ fn read_page(page: ListChargesResponse) -> Listed {
     }
 }
 
+fn unknown(reason: &str) -> Answer {
+    Answer::Unknown { reason: reason.to_owned() }
+}
+
+fn unreadable() -> Answer {
+    Answer::Mismatch { reason: "the stored request cannot be read".to_owned() }
+}
+
 /// Reads an answer, and believes it only if it is about what was asked.
 fn classify(answer: &Charge, sent: &StoredCharge) -> Answer {
-    let unknown = |reason: &str| Answer::Unknown { reason: reason.to_owned() };
     if answer.key != sent.key {
         return unknown("the provider answered about another key");
     }
@@ -219,20 +280,43 @@ fn classify(answer: &Charge, sent: &StoredCharge) -> Answer {
         charge::Status::Succeeded | charge::Status::Declined if !about_the_same => {
             unknown("the provider answered about another amount")
         }
-        charge::Status::Succeeded => match clean(&answer.reference, 255) {
-            reference if reference.is_empty() => unknown("the provider named no charge"),
-            reference => Answer::Succeeded { reference },
-        },
-        charge::Status::Declined => {
-            let code = clean(&answer.decline_code, 63);
-            let code = if code.is_empty() { "declined".to_owned() } else { code };
-            let reference = Some(clean(&answer.reference, 255)).filter(|reference| !reference.is_empty());
-            Answer::Declined { reference, code }
-        }
+        charge::Status::Succeeded => succeeded(&answer.reference),
+        charge::Status::Declined => declined(&answer.reference, &answer.decline_code),
         charge::Status::Processing => Answer::InProgress,
         charge::Status::Canceled => Answer::Fenced,
         charge::Status::Unspecified => unknown("the provider answered without a status"),
     }
+}
+
+/// Reads an answer about a refund, likewise.
+fn classify_refund(answer: &Refund, sent: &StoredRefund, charge_key: &str) -> Answer {
+    if answer.key != sent.key || answer.charge_key != charge_key {
+        return unknown("the provider answered about another key");
+    }
+    let about_the_same = answer.amount == sent.amount && answer.currency == sent.currency;
+    match answer.status() {
+        refund::Status::Succeeded | refund::Status::Failed if !about_the_same => {
+            unknown("the provider answered about another amount")
+        }
+        refund::Status::Succeeded => succeeded(&answer.reference),
+        refund::Status::Failed => declined(&answer.reference, &answer.failure_code),
+        refund::Status::Processing => Answer::InProgress,
+        refund::Status::Unspecified => unknown("the provider answered without a status"),
+    }
+}
+
+fn succeeded(reference: &str) -> Answer {
+    match clean(reference, 255) {
+        reference if reference.is_empty() => unknown("the provider gave it no name"),
+        reference => Answer::Succeeded { reference },
+    }
+}
+
+fn declined(reference: &str, code: &str) -> Answer {
+    let code = clean(code, 63);
+    let code = if code.is_empty() { "declined".to_owned() } else { code };
+    let reference = Some(clean(reference, 255)).filter(|reference| !reference.is_empty());
+    Answer::Declined { reference, code }
 }
 
 /// Reads a refusal. What is not certain to have executed nothing is unknown.
@@ -243,10 +327,15 @@ fn refused(call: &str, status: &Status) -> Answer {
         Some(Reason::KeyInUse) => return Answer::InProgress,
         Some(Reason::TooLate) => return Answer::NotExecuted { reason },
         Some(Reason::KeyMismatch) => return Answer::Mismatch { reason },
+        // Nothing was executed, and yet it is no decline: the provider does not remember it. What we have on record says
+        // that the money is there to be given back, so somebody else has been at it.
+        Some(Reason::ChargeNotSucceeded | Reason::ExceedsCharge) if call == "refund" => {
+            return Answer::Mismatch { reason };
+        }
         _ => {}
     }
     match status.code() {
-        Code::NotFound if call == "get" => Answer::NotFound,
+        Code::NotFound if call == "get" || call == "get_refund" => Answer::NotFound,
         Code::Unauthenticated | Code::PermissionDenied | Code::ResourceExhausted => {
             Answer::NotExecuted { reason }
         }
@@ -325,6 +414,46 @@ mod tests {
         }
     }
 
+    fn answered_refund(change: impl FnOnce(&mut Refund)) -> Answer {
+        let mut answer = Refund {
+            key: "r".to_owned(),
+            reference: "re_1".to_owned(),
+            charge_key: "k".to_owned(),
+            amount: 5,
+            currency: "EUR".to_owned(),
+            status: refund::Status::Succeeded.into(),
+            ..Refund::default()
+        };
+        change(&mut answer);
+        let (key, currency) = ("r".to_owned(), "EUR".to_owned());
+        classify_refund(&answer, &StoredRefund { key, request: Vec::new(), amount: 5, currency }, "k")
+    }
+
+    #[test]
+    fn believes_only_answers_about_the_refund_that_was_asked_for() {
+        assert_eq!(answered_refund(|_| {}), Answer::Succeeded { reference: "re_1".to_owned() });
+        let failed = answered_refund(|r| {
+            r.status = refund::Status::Failed.into();
+            r.failure_code = "account_closed".to_owned();
+        });
+        let (reference, code) = (Some("re_1".to_owned()), "account_closed".to_owned());
+        assert_eq!(failed, Answer::Declined { reference, code });
+        assert_eq!(answered_refund(|r| r.status = refund::Status::Processing.into()), Answer::InProgress);
+        let garbage: [fn(&mut Refund); 7] = [
+            |r| r.key = "other".to_owned(),
+            |r| r.charge_key = "other".to_owned(),
+            |r| r.amount = 6,
+            |r| r.currency = "USD".to_owned(),
+            |r| r.status = 0,
+            |r| r.status = 77,
+            |r| r.reference = "\0\n".to_owned(),
+        ];
+        for change in garbage {
+            let answer = answered_refund(change);
+            assert!(matches!(answer, Answer::Unknown { .. }), "{answer:?}");
+        }
+    }
+
     #[test]
     fn cuts_and_cleans_what_the_provider_says() {
         let decline = answered(|c| {
@@ -359,6 +488,12 @@ mod tests {
         assert_eq!(kind("charge", Reason::KeyInUse.refuse("")), "in_progress");
         assert_eq!(kind("charge", Reason::TooLate.refuse("")), "not_executed");
         assert_eq!(kind("get", Status::not_found("")), "not_found");
+        assert_eq!(kind("get_refund", Status::not_found("")), "not_found");
+        assert_eq!(kind("refund", Status::not_found("")), "unknown");
+        assert_eq!(kind("refund", Reason::TooLate.refuse("")), "not_executed");
+        for contradicts in [Reason::KeyMismatch, Reason::ChargeNotSucceeded, Reason::ExceedsCharge] {
+            assert_eq!(kind("refund", contradicts.refuse("")), "mismatch");
+        }
         for proves_nothing in [Reason::AlreadyCanceled, Reason::AlreadySucceeded, Reason::AlreadyDeclined] {
             assert_eq!(kind("cancel", proves_nothing.refuse("")), "unknown");
         }

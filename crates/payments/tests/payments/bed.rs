@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use semel_core::database::{self, DatabaseUrl};
+use semel_core::derive;
 use semel_core::idempotency::engine::{self, Answer, Operation as _};
 use semel_core::idempotency::{Command as _, Request, Scope, StoredResponse};
 use semel_core::schema::{self, ENGINE};
@@ -24,6 +25,7 @@ use crate::provider::{Call, Scripted};
 /// Until when a condition must hold.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) const RETENTION: Duration = Duration::from_hours(24);
+const NAMESPACE: &str = "test";
 
 /// A database and a provider.
 #[derive(Clone, Debug)]
@@ -66,9 +68,20 @@ impl Bed {
         Self { pool, ..self.clone() }
     }
 
+    /// Connects anew, as another process would: it has no connection yet, and no statement is prepared.
+    pub(crate) fn anew(&self) -> Self {
+        let pool = database::pool(&self.address.parse().unwrap(), "semel-test", 5);
+        Self { pool, ..self.clone() }
+    }
+
     pub(crate) fn operation(&self) -> MakePayment<Scripted> {
         let problems: ProblemBase = "/errors".parse().unwrap();
-        MakePayment::new("test".parse().unwrap(), self.provider.clone(), problems)
+        MakePayment::new(NAMESPACE.parse().unwrap(), self.provider.clone(), problems)
+    }
+
+    /// Returns the provider's key of the payment that this key makes.
+    pub(crate) fn provider_key(key: &str) -> String {
+        derive::from_key(&NAMESPACE.parse().unwrap(), &scope(key), "charge").to_string()
     }
 
     /// Asks for a payment under this key.

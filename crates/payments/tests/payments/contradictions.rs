@@ -13,7 +13,13 @@ use crate::provider::Call;
 
 /// Counts contradictions.
 #[derive(Default)]
-struct Counting(Arc<AtomicU64>);
+pub(crate) struct Counting(Arc<AtomicU64>);
+
+impl Counting {
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 impl Recorder for Counting {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -46,11 +52,11 @@ async fn a_charge_of_a_payment_that_was_rolled_back_is_written_down_and_told_and
         bed.end_leases().await;
         bed.pass_the_window().await;
         let stored = expect_fresh(bed.pay("k").await, 424);
-        assert_eq!(counting.0.load(Ordering::Relaxed), 0);
+        assert_eq!(counting.count(), 0);
         late.release();
         assert_eq!(expect_fresh(sleeper.await.unwrap(), 424), stored);
         assert_eq!(bed.seen("k").await, rolled_back(&["cancel fenced", "charge succeeded"]));
-        assert_eq!(counting.0.load(Ordering::Relaxed), 1);
+        assert_eq!(counting.count(), 1);
     })
     .await;
 }
@@ -78,7 +84,7 @@ async fn a_charge_of_a_payment_that_was_declined_is_told_too() {
                 &["charge declined", "charge succeeded"]
             )
         );
-        assert_eq!(counting.0.load(Ordering::Relaxed), 1);
+        assert_eq!(counting.count(), 1);
     })
     .await;
 }

@@ -5,9 +5,11 @@
 
 mod bed;
 mod contradictions;
+mod dropped;
 mod fencing;
 mod making;
 mod owners;
 mod provider;
 mod recovering;
+mod refunds;
 mod settling;

@@ -247,7 +247,7 @@ async fn a_database_that_lost_the_payment_asks_for_the_same_charge_and_tells_the
         };
         let first = expect_fresh(bed.pay("k").await, 201);
         let told = event(&bed).await;
-        bed.execute("TRUNCATE idempotency_keys, payments, outbox, provider_answers").await;
+        bed.execute("TRUNCATE idempotency_keys, payments, refunds, outbox, provider_answers").await;
         // Serial numbers are issued again after a restore.
         bed.execute("ALTER SEQUENCE idempotency_fence RESTART WITH 1000").await;
         assert_eq!(expect_fresh(bed.pay("k").await, 201), first);

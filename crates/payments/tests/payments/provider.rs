@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use semel_payments::provider::{Answer, Dedup, Fencing, LookUp, Promises, Provider, StoredCharge};
+use semel_payments::provider::{
+    Answer, Dedup, Fencing, LookUp, Promises, Provider, StoredCharge, StoredRefund,
+};
 use tokio::sync::Semaphore;
 
 /// What it can be called for.
@@ -13,6 +15,8 @@ pub(crate) enum Call {
     Charge,
     Get,
     Cancel,
+    Refund,
+    GetRefund,
 }
 
 /// What one call does instead of the honest thing.
@@ -70,8 +74,12 @@ struct State {
     calls: Vec<Call>,
     /// What it was asked to charge, in order.
     sent: Vec<(StoredCharge, SystemTime)>,
+    /// What it was asked to refund, in order.
+    refunds: Vec<(StoredRefund, SystemTime)>,
     /// How often money moved, by key.
     moved: HashMap<String, u32>,
+    /// How often money was given back, by the refund's key.
+    given: HashMap<String, u32>,
     fenced: HashSet<String>,
     scripts: HashMap<Call, VecDeque<Script>>,
     closed: bool,
@@ -143,7 +151,38 @@ impl Scripted {
         self.state.lock().unwrap().moved.values().sum()
     }
 
+    /// How often money moved under a key.
+    pub(crate) fn moved_by(&self, key: impl AsRef<str>) -> u32 {
+        self.state.lock().unwrap().moved.get(key.as_ref()).copied().unwrap_or_default()
+    }
+
+    /// Key and bytes of what it was asked to refund, in order.
+    pub(crate) fn refunds(&self) -> Vec<(String, Vec<u8>)> {
+        let state = self.state.lock().unwrap();
+        state.refunds.iter().map(|(refund, _)| (refund.key.clone(), refund.request.clone())).collect()
+    }
+
+    /// Until when each of these may start.
+    pub(crate) fn refund_not_after(&self) -> Vec<SystemTime> {
+        self.state.lock().unwrap().refunds.iter().map(|(_, not_after)| *not_after).collect()
+    }
+
+    /// How much money was given back, all in all.
+    pub(crate) fn given(&self) -> i64 {
+        let state = self.state.lock().unwrap();
+        let amount =
+            |key: &String| state.refunds.iter().find(|(refund, _)| refund.key == *key).unwrap().0.amount;
+        state.given.iter().map(|(key, times)| amount(key) * i64::from(*times)).sum()
+    }
+
     async fn answer(&self, call: Call, key: &str) -> Answer {
+        on_its_way().await;
+        let answer = self.answer_at_once(call, key).await;
+        on_its_way().await;
+        answer
+    }
+
+    async fn answer_at_once(&self, call: Call, key: &str) -> Answer {
         let script = {
             let mut state = self.state.lock().unwrap();
             state.calls.push(call);
@@ -171,6 +210,8 @@ impl Scripted {
     fn honestly(&self, call: Call, key: &str) -> Answer {
         let mut state = self.state.lock().unwrap();
         let succeeded = Answer::Succeeded { reference: format!("ch_{key}") };
+        let refunded = Answer::Succeeded { reference: format!("re_{key}") };
+        let given = state.given.contains_key(key);
         let (moved, fenced) = (state.moved.contains_key(key), state.fenced.contains(key));
         match call {
             Call::Charge | Call::Get if fenced => Answer::Fenced,
@@ -180,7 +221,13 @@ impl Scripted {
                 succeeded
             }
             Call::Get if moved => succeeded,
-            Call::Get => Answer::NotFound,
+            Call::GetRefund if given => refunded,
+            Call::Get | Call::GetRefund => Answer::NotFound,
+            Call::Refund if given && self.promises.dedup != Dedup::None => refunded,
+            Call::Refund => {
+                *state.given.entry(key.to_owned()).or_default() += 1;
+                refunded
+            }
             Call::Cancel if moved => unknown("it has succeeded"),
             Call::Cancel if fenced => unknown("it is fenced already"),
             Call::Cancel => {
@@ -215,6 +262,26 @@ impl Provider for Scripted {
 
     async fn cancel(&self, charge: &StoredCharge) -> Answer {
         self.answer(Call::Cancel, &charge.key).await
+    }
+
+    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8> {
+        format!("{charge_key} {amount}").into_bytes()
+    }
+
+    async fn refund(&self, refund: &StoredRefund, not_after: SystemTime) -> Answer {
+        self.state.lock().unwrap().refunds.push((refund.clone(), not_after));
+        self.answer(Call::Refund, &refund.key).await
+    }
+
+    async fn get_refund(&self, refund: &StoredRefund) -> Answer {
+        self.answer(Call::GetRefund, &refund.key).await
+    }
+}
+
+/// Takes a few polls, at each of which whoever calls may go.
+async fn on_its_way() {
+    for _ in 0..3 {
+        tokio::task::yield_now().await;
     }
 }
 

@@ -20,7 +20,7 @@ fn from(key: &str, source: &str) -> ChargeAsk {
 }
 
 fn give_back(key: &str, charge_key: &str, amount: i64) -> RefundAsk {
-    RefundAsk { key: key.to_owned(), charge_key: charge_key.to_owned(), amount }
+    RefundAsk { key: key.to_owned(), charge_key: charge_key.to_owned(), amount, not_after: None }
 }
 
 fn charged(desk: &mut Desk, key: &str, amount: i64) -> Charge {
@@ -114,6 +114,20 @@ fn nothing_starts_after_its_time_but_an_answer_is_an_answer() {
     let late = ChargeAsk { key: "claimed".to_owned(), ..late };
     assert!(desk.claim_charge(&late, NOON));
     assert!(desk.charge(&late, claimed, soon).is_ok());
+}
+
+#[test]
+fn no_refund_starts_after_its_time_either() {
+    let mut desk = Desk::default();
+    charged(&mut desk, "k", 100);
+    let late = RefundAsk { not_after: Some(NOON), ..give_back("r", "k", 60) };
+    let soon = NOON + Duration::MILLISECOND;
+    assert_eq!(refused(desk.refund(&late, Manner::default(), soon)), Some(Reason::TooLate));
+    assert!(!desk.claim_refund(&late, soon));
+    assert_eq!(desk.get_refund("r"), Err(Refusal::NotFound));
+    let arrived = Manner { arrived: Some(NOON), ..Manner::default() };
+    let first = desk.refund(&late, arrived, soon).unwrap().answer;
+    assert_eq!(desk.refund(&late, Manner::default(), soon).unwrap().answer, first);
 }
 
 #[test]

@@ -111,7 +111,8 @@ impl Client {
     }
 
     pub(crate) async fn refund(&self, key: &str, charge_key: &str, amount: i64) -> Answer<Refund> {
-        let request = RefundRequest { key: key.to_owned(), charge_key: charge_key.to_owned(), amount };
+        let (key, charge_key) = (key.to_owned(), charge_key.to_owned());
+        let request = RefundRequest { key, charge_key, amount, not_after: None };
         self.provider.clone().refund(request).await.map(Response::into_inner)
     }
 

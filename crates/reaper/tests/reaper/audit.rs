@@ -64,6 +64,31 @@ async fn a_charge_of_a_payment_that_was_settled_otherwise_is_found() {
 }
 
 #[tokio::test]
+async fn what_was_given_back_beyond_what_refunds_took_is_found() {
+    with_database(async |db: Database| {
+        Stuck::YOUNG.plant(&db, 2).await;
+        let provider = Desk::new();
+        db.execute(
+            "UPDATE payments SET status = 'succeeded', version = 1, settled_at = now(), refund_reserved = 500,
+                                 provider_reference = 'ch_' || substr(provider_key, 6)",
+        )
+        .await;
+        for n in 0..2 {
+            provider.charge_under(&format!("acme-{n}"));
+        }
+        let mut audit = audit(&db, &provider);
+        // Less than is taken is a refund under way.
+        (provider.book().charges[0].refunded, provider.book().charges[1].refunded) = (0, 500);
+        audit.run_once().await.unwrap();
+        assert_eq!(audit.orphans(), 0);
+        provider.book().charges[1].refunded = 501;
+        audit.run_once().await.unwrap();
+        assert_eq!(audit.orphans(), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_long_list_is_read_over_several_passes() {
     with_database(async |db: Database| {
         let provider = Desk::new();

@@ -7,9 +7,13 @@ use futures_util::FutureExt as _;
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::schema::{self, ENGINE, INBOX, MigrationSet};
 use semel_payments::schema::PAYMENTS;
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
+use tokio::time::Instant;
 use uuid::Uuid;
 
+/// Until when a condition must hold.
+const DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) const RETENTION: Duration = Duration::from_hours(24);
 
 #[derive(Clone, Debug)]
@@ -23,6 +27,30 @@ impl Database {
     /// Opens another pool, like another process.
     pub(crate) fn another_pool(&self, connections: u32) -> PgPool {
         database::pool(&self.address.parse().unwrap(), "semel-test", connections)
+    }
+
+    /// Waits for locks for as long as a test needs.
+    pub(crate) fn patient(&self) -> Self {
+        let pool = PgPoolOptions::new()
+            .max_connections(10)
+            .acquire_timeout(DEADLINE)
+            .after_connect(|connection, _| {
+                Box::pin(async move { connection.execute("SET lock_timeout = '60s'").await.map(drop) })
+            })
+            .connect_lazy(&self.address)
+            .unwrap();
+        Self { pool, ..self.clone() }
+    }
+
+    /// Waits until a backend waits for a lock that another session holds.
+    pub(crate) async fn until_one_is_blocked(&self) {
+        let deadline = Instant::now() + DEADLINE;
+        let blocked = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0";
+        while self.count(blocked).await == 0 {
+            assert!(Instant::now() < deadline, "waited {DEADLINE:?} for a statement to wait for a lock");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 
     pub(crate) async fn execute(&self, sql: &'static str) -> u64 {

@@ -1,4 +1,4 @@
-//! `semel-reaper keys`: payments that wait for a person.
+//! `semel-reaper keys`: payments and refunds that wait for a person.
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use semel_core::derive;
 use semel_core::idempotency::Scope;
 use semel_core::lifecycle::{Pass, Work as _};
-use semel_payments::payments::operator::{Decision, Desk, Undecided};
+use semel_payments::operator::{Decision, Desk, Undecided};
 use semel_payments::payments::settle::Verdict;
 use semel_reaper::recovery::Recovery;
 use serde_json::Value;
@@ -16,7 +16,7 @@ use crate::database::{Database, RETENTION, Stuck, outcome, payment_of, with_data
 use crate::provider;
 
 /// Runs the program as a person would.
-fn reaper(db: &Database, arguments: &[&str]) -> Output {
+pub(crate) fn reaper(db: &Database, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_semel-reaper"))
         .env_clear()
         .args(["--database-url", &db.address, "--namespace", "test", "--problem-base-url", "/errors"])
@@ -26,12 +26,12 @@ fn reaper(db: &Database, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn printed(output: &Output) -> String {
+pub(crate) fn printed(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-fn refused(output: &Output) -> String {
+pub(crate) fn refused(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
     String::from_utf8(output.stderr.clone()).unwrap()
@@ -46,7 +46,7 @@ async fn plant_waiting(db: &Database, count: i32) {
     Stuck { client: "stuck", ..Stuck::OLD }.plant(db, 1).await;
 }
 
-fn resolve<'a>(payment: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn resolve<'a>(payment: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["resolve", payment, "--actor", "ada", "--reason", "asked them on the phone"], more].concat()
 }
 
@@ -70,7 +70,7 @@ async fn lists_what_waits_and_nothing_else() {
         )
         .await;
         let waiting: Value = serde_json::from_str(&printed(&reaper(&db, &["list", "--json"]))).unwrap();
-        let ids: Vec<_> = waiting.as_array().unwrap().iter().map(|key| key["payment_id"].as_str().unwrap()).collect();
+        let ids: Vec<_> = waiting.as_array().unwrap().iter().map(|key| key["id"].as_str().unwrap()).collect();
         let expected = [payment_of(&db, "acme-1").await, payment_of(&db, "acme-0").await].map(|id| id.to_string());
         assert_eq!(ids, expected, "the one that waits longest first");
         assert!(waiting[0]["waits_seconds"].as_i64().unwrap() >= 3 * 3600);
@@ -214,7 +214,7 @@ fn desk(db: &Database) -> Desk {
 }
 
 fn decision(reason: &str) -> Decision<'_> {
-    Decision { verdict: Verdict::Fenced, actor: "ada", action: "keys resolve", reason }
+    Decision { ruling: Verdict::Fenced.into(), actor: "ada", action: "keys resolve", reason }
 }
 
 #[tokio::test]

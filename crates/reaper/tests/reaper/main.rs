@@ -8,4 +8,5 @@ mod expiry;
 mod keys;
 mod provider;
 mod recovery;
+mod refunds;
 mod retention;

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::problem::ProblemBase;
 use semel_payments::provider::{
-    Answer, Dedup, Fencing, Listed, ListedCharge, LookUp, Promises, Provider, StoredCharge,
+    Answer, Dedup, Fencing, Listed, ListedCharge, LookUp, Promises, Provider, StoredCharge, StoredRefund,
 };
 
 use tokio::sync::Notify;
@@ -29,6 +29,8 @@ pub(crate) struct Desk {
 pub(crate) struct Book {
     /// In the order in which they were made.
     pub(crate) charges: Vec<ListedCharge>,
+    /// Keys of the refunds that were made, in order.
+    pub(crate) refunds: Vec<String>,
     pub(crate) fences: HashSet<String>,
     /// Answers to charges of these keys, instead of charging.
     pub(crate) instead: HashMap<String, Answer>,
@@ -78,6 +80,7 @@ impl Desk {
             reference: reference.clone(),
             amount: 1250,
             currency: "EUR".to_owned(),
+            refunded: 0,
         });
         reference
     }
@@ -160,6 +163,29 @@ impl Provider for Desk {
             return Answer::Unknown { reason: "it is too late for that".to_owned() };
         }
         Answer::Fenced
+    }
+
+    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8> {
+        format!("{charge_key} {amount}").into_bytes()
+    }
+
+    async fn refund(&self, refund: &StoredRefund, _not_after: SystemTime) -> Answer {
+        let mut book = self.enter("refund", &refund.key);
+        if let Some(answer) = book.instead.get(&refund.key) {
+            return answer.clone();
+        }
+        if !book.refunds.contains(&refund.key) {
+            book.refunds.push(refund.key.clone());
+        }
+        Answer::Succeeded { reference: format!("re_{}", refund.key) }
+    }
+
+    async fn get_refund(&self, refund: &StoredRefund) -> Answer {
+        let book = self.enter("get_refund", &refund.key);
+        if book.refunds.contains(&refund.key) {
+            return Answer::Succeeded { reference: format!("re_{}", refund.key) };
+        }
+        Answer::NotFound
     }
 
     async fn list(&self, _: SystemTime, page: Option<&str>) -> Listed {

@@ -199,7 +199,7 @@ async fn one_that_is_under_way_is_looked_at_later() {
 #[tokio::test]
 async fn what_has_an_owner_or_another_operation_is_left_alone() {
     with_database(async |db: Database| {
-        Stuck { client: "foreign", operation: "refunds.create", ..Stuck::YOUNG }.plant(&db, 1).await;
+        Stuck { client: "foreign", operation: "payouts.create", ..Stuck::YOUNG }.plant(&db, 1).await;
         Stuck::YOUNG.plant(&db, 1).await;
         db.execute(
             "UPDATE idempotency_keys SET lease_until = now() + INTERVAL '20 s' WHERE provider_key = 'acme-0'",

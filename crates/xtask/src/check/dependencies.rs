@@ -15,7 +15,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
     ("semel-broker", &[]),
     ("semel-proto", &[]),
     ("semel-payments", &["semel-proto", "semel-core"]),
-    ("semel-api", &["semel-payments", "semel-core"]),
+    ("semel-api", &["semel-payments", "semel-proto", "semel-core"]),
     ("semel-reaper", &["semel-payments", "semel-core"]),
     ("semel-relay", &["semel-broker", "semel-core"]),
     ("semel-consumer-kit", &["semel-broker", "semel-core"]),
@@ -126,7 +126,7 @@ mod tests {
         semel-broker: lapin
         semel-proto: tonic
         semel-payments: semel-proto semel-core
-        semel-api: semel-payments semel-core axum tonic
+        semel-api: semel-payments semel-proto semel-core axum tonic
         semel-reaper: semel-payments semel-core
         semel-relay: semel-broker semel-core
         semel-consumer-kit: semel-broker semel-core
@@ -175,7 +175,7 @@ mod tests {
             ),
             (
                 "semel-api: semel-broker",
-                "`semel-api depends on semel-payments and semel-core`: semel-api → semel-broker",
+                "`semel-api depends on semel-payments and semel-proto and semel-core`: semel-api → semel-broker",
             ),
             (
                 "semel-ledger: semel-broker",

@@ -1,16 +1,15 @@
 //! What a relay costs that has nothing to do, after it had.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use rustix::param::clock_ticks_per_second;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::super::Bench;
 use super::super::phase::phase;
 use super::super::report::{Figure, Goal, Line, Report, Unit};
 use super::super::stage::{self, Stage};
+use super::super::usage::processor_time;
 use super::drain_limit;
 
 /// How many events it has drained before.
@@ -34,19 +33,18 @@ pub(super) async fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
         settling.tick().await;
         settling.tick().await;
         let began = Instant::now();
-        let before = (transactions(&mut connection).await?, processor_ticks(pid)?);
+        let before = (transactions(&mut connection).await?, processor_time(pid)?);
         let mut watching = tokio::time::interval(bench.scale.idle);
         watching.tick().await;
         watching.tick().await;
-        let after = (transactions(&mut connection).await?, processor_ticks(pid)?);
+        let after = (transactions(&mut connection).await?, processor_time(pid)?);
         let seconds = began.elapsed().as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "memory lies far below 2^53 bytes")]
         let resident = relays[0].daemon.id().resident_bytes()? as f64 / (1024.0 * 1024.0);
         stage::stop(&relays).await?;
         // One of the transactions was our own look.
         let statements = (after.0 - before.0 - 1.0) / seconds;
-        #[expect(clippy::cast_precision_loss, reason = "a hundred ticks a second")]
-        let percent = (after.1 - before.1) as f64 / clock_ticks_per_second() as f64 / seconds * 100.0;
+        let percent = after.1.saturating_sub(before.1).as_secs_f64() / seconds * 100.0;
         Ok((statements, percent, resident))
     })
     .await?;
@@ -71,14 +69,4 @@ async fn transactions(connection: &mut PgConnection) -> Result<f64> {
     let look = "SELECT (xact_commit + xact_rollback)::FLOAT8 FROM pg_stat_database WHERE datname = current_database()";
     let row = sqlx::query(look).fetch_one(connection).await.context("asking for the statistics")?;
     Ok(row.try_get(0)?)
-}
-
-/// Processor time of a process, in clock ticks (proc(5)).
-fn processor_ticks(pid: i32) -> Result<u64> {
-    let stat =
-        fs::read_to_string(format!("/proc/{pid}/stat")).context("reading the relay's processor time")?;
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
-    let field = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
-    let (user, system) = (field(11), field(12));
-    user.zip(system).map(|(user, system)| user + system).context("reading /proc/<pid>/stat")
 }

@@ -1,0 +1,211 @@
+//! Driving a claimed refund on, from wherever it stands to its end: for the request that claimed it, a retry, the reaper.
+//!
+//! 1. Evidence first: a definitive answer that somebody has written down settles.
+//! 2. While the first send is young, send the stored request again under the same key.
+//! 3. Past that, ask. Where that tells nothing, send the stored request again for as long as the provider recognises its key
+//!    and its client is not shut out: with a provider that deduplicates it has no other effect than the first.
+//! 4. Past that, a person. Not found is no proof that nothing was given back, and there is no fence to make it true; so the
+//!    amount stays taken.
+
+use std::time::{Duration, SystemTime};
+
+use semel_core::idempotency::Scope;
+use semel_core::idempotency::engine::Proceeded;
+use semel_core::idempotency::store::Fence;
+use semel_core::{database, failpoint};
+use sqlx::PgPool;
+use uuid::Uuid;
+
+use super::settle::{self, Settled, Verdict, Witness};
+#[cfg(feature = "failpoints")]
+use crate::failpoints;
+use crate::held::Held;
+use crate::metrics::Recovery;
+use crate::payments::create::MakePayment;
+use crate::payments::recovery_point::SENT;
+use crate::provider::{Answer, DEADLINE, LookUp, Provider, StoredRefund};
+
+/// A refund whose key is held.
+#[derive(Debug)]
+struct Refund<'a> {
+    key: Held<'a>,
+    recovery_point: String,
+    payment_id: Uuid,
+    stored: StoredRefund,
+}
+
+/// Drives the refund on as far as it goes now. Every write names the fence.
+pub(crate) async fn proceed<P: Provider>(
+    operation: &MakePayment<P>,
+    pool: &PgPool,
+    scope: &Scope,
+    fence: Fence,
+    retention: Duration,
+) -> Result<Proceeded, sqlx::Error> {
+    let began = SystemTime::now();
+    let Some(refund) = load(pool, scope, fence, began).await? else { return Ok(Proceeded::Lost) };
+    Drive { operation, retention, key: &refund.key, refund: &refund }.run().await
+}
+
+struct Drive<'a, P> {
+    operation: &'a MakePayment<P>,
+    retention: Duration,
+    key: &'a Held<'a>,
+    refund: &'a Refund<'a>,
+}
+
+impl<P: Provider> Drive<'_, P> {
+    async fn run(&self) -> Result<Proceeded, sqlx::Error> {
+        let key = self.key;
+        if key.attempts > 1
+            && let Some(verdict) =
+                database::call(key.pool, async |c| settle::evidence(c, key.resource_id).await).await?
+        {
+            return self.settle(&verdict, Witness::Evidence).await;
+        }
+        if self.refund.recovery_point != SENT {
+            let point = &self.refund.recovery_point;
+            return key.leave(&format!("the recovery point {point:?} is not known to this version")).await;
+        }
+        let promises = self.operation.provider.promises();
+        let may_send = key.may_send(promises.dedup).await?;
+        let is_young = key.since_first_sent < self.operation.window;
+        match (may_send, promises.look_up) {
+            (true, _) if is_young => self.send().await,
+            (_, LookUp::ByKey) => self.ask(may_send).await,
+            (true, LookUp::None) => self.send().await,
+            (false, LookUp::None) => {
+                key.leave("the provider cannot tell what happened, and the refund must not be sent again")
+                    .await
+            }
+        }
+    }
+
+    async fn send(&self) -> Result<Proceeded, sqlx::Error> {
+        self.key.count_send();
+        failpoint!(failpoints::REFUND_BEFORE_SEND);
+        let not_after = self.key.began + DEADLINE;
+        let answer = self.operation.provider.refund(&self.refund.stored, not_after).await;
+        failpoint!(failpoints::REFUND_AFTER_ANSWER);
+        match answer {
+            Answer::Mismatch { reason } => self.key.leave(&reason).await,
+            answer => match definitive(&answer) {
+                Some(verdict) => self.settle(&verdict, Witness::Refund).await,
+                None => self.wait(&answer).await,
+            },
+        }
+    }
+
+    async fn ask(&self, may_send: bool) -> Result<Proceeded, sqlx::Error> {
+        let answer = self.operation.provider.get_refund(&self.refund.stored).await;
+        match answer {
+            Answer::Mismatch { reason } => self.key.leave(&reason).await,
+            // Under way, or away: that ends by itself.
+            Answer::InProgress | Answer::NotExecuted { .. } => self.key.wait(&answer).await,
+            answer => match definitive(&answer) {
+                Some(verdict) => self.settle(&verdict, Witness::Get).await,
+                None if may_send => self.send().await,
+                None if answer == Answer::NotFound => {
+                    self.key
+                        .leave("the provider does not know of the refund, which must not be sent again")
+                        .await
+                }
+                None => self.wait(&answer).await,
+            },
+        }
+    }
+
+    async fn wait(&self, answer: &Answer) -> Result<Proceeded, sqlx::Error> {
+        let is_under_way = matches!(answer, Answer::InProgress | Answer::NotExecuted { .. });
+        // One that is spared has stopped answering, for all refunds.
+        if !is_under_way && self.key.is_hopeless() && self.operation.provider.is_open() {
+            let reason = format!("the provider was asked for a day, and has told nothing: {answer:?}");
+            return self.key.leave(&reason).await;
+        }
+        self.key.wait(answer).await
+    }
+
+    async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
+        let (key, stored) = (self.key, &self.refund.stored);
+        let settled = Settled {
+            scope: key.scope,
+            fence: key.fence,
+            refund_id: key.resource_id,
+            payment_id: self.refund.payment_id,
+            amount: stored.amount,
+            currency: &stored.currency,
+            provider_key: &stored.key,
+        };
+        let MakePayment { namespace, problems, .. } = self.operation;
+        let written =
+            settle::settle(key.pool, namespace, problems, &settled, verdict, witness, self.retention).await?;
+        failpoint!(failpoints::REFUND_AFTER_SETTLE);
+        let Some((response, expires_at)) = written else { return Ok(Proceeded::Lost) };
+        key.count(Recovery::Completed);
+        Ok(Proceeded::Completed { response, expires_at })
+    }
+}
+
+/// Returns what a definitive answer says.
+fn definitive(answer: &Answer) -> Option<Verdict> {
+    match answer {
+        Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
+        Answer::Declined { reference, code } => {
+            Some(Verdict::Failed { reference: reference.clone(), code: code.clone() })
+        }
+        // There is no fence for a refund: whatever says so says nothing.
+        Answer::Fenced
+        | Answer::InProgress
+        | Answer::NotFound
+        | Answer::NotExecuted { .. }
+        | Answer::Unknown { .. }
+        | Answer::Mismatch { .. } => None,
+    }
+}
+
+/// Loads what the fence's owner drives on; none when the fence is stale.
+async fn load<'a>(
+    pool: &'a PgPool,
+    scope: &'a Scope,
+    fence: Fence,
+    began: SystemTime,
+) -> Result<Option<Refund<'a>>, sqlx::Error> {
+    let row = database::call(pool, async |connection| {
+        sqlx::query!(
+            r#"-- refunds_held
+            SELECT k.resource_id, k.recovery_point, k.attempts, k.provider_request AS "provider_request!",
+                   GREATEST(0, EXTRACT(EPOCH FROM clock_timestamp() - k.provider_first_sent_at) * 1000)::BIGINT
+                       AS "since_first_sent_ms!",
+                   r.payment_id, r.provider_key AS "provider_key!", r.amount, r.currency
+            FROM idempotency_keys AS k JOIN refunds AS r ON r.refund_id = k.resource_id
+            WHERE k.client_id = $1 AND k.operation = $2 AND k.key = $3 AND k.status = 'in_progress' AND k.fence = $4"#,
+            scope.client.as_str(),
+            scope.operation,
+            scope.key.as_str(),
+            fence.0
+        )
+        .fetch_optional(connection)
+        .await
+    });
+    Ok(row.await?.map(|row| Refund {
+        key: Held {
+            pool,
+            scope,
+            fence,
+            began,
+            resource_id: row.resource_id,
+            attempts: u32::try_from(row.attempts).unwrap_or(u32::MAX),
+            since_first_sent: Duration::from_millis(
+                u64::try_from(row.since_first_sent_ms).unwrap_or_default(),
+            ),
+        },
+        recovery_point: row.recovery_point,
+        payment_id: row.payment_id,
+        stored: StoredRefund {
+            key: row.provider_key,
+            request: row.provider_request,
+            amount: row.amount,
+            currency: row.currency,
+        },
+    }))
+}

@@ -1,0 +1,352 @@
+//! The second transaction of a refund: evidence, completed key, refund, payment and event, in one statement.
+
+use std::time::Duration;
+
+use metrics::counter;
+use semel_core::database;
+use semel_core::derive::{self, Namespace};
+use semel_core::idempotency::store::{self, Fence};
+use semel_core::idempotency::{Scope, StoredResponse};
+use semel_core::outbox::NewEvent;
+use serde_json::{Map, json};
+use sqlx::types::Json;
+use sqlx::{PgExecutor, PgPool};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{PAYMENT_REFUND_FAILED, PAYMENT_REFUNDED, Refund, location};
+use crate::held::Tries;
+use crate::metrics::CONTRADICTIONS;
+use crate::payments::AGGREGATE_TYPE;
+use crate::problem::{self, ProblemBase};
+
+/// A definitive answer about a refund.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Verdict {
+    /// The money was given back.
+    Succeeded {
+        /// The provider's own name for the refund.
+        reference: String,
+    },
+    /// No money was given back, and none will be.
+    Failed {
+        /// The provider's own name for the attempt.
+        reference: Option<String>,
+        /// Why.
+        code: String,
+    },
+}
+
+/// Who said it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Witness {
+    /// The provider, answering a refund.
+    Refund,
+    /// The provider, answering a look-up.
+    Get,
+    /// A person.
+    Operator,
+    /// The evidence table: an earlier answer, already written down.
+    Evidence,
+}
+
+impl Witness {
+    const fn column(self) -> &'static str {
+        match self {
+            Self::Refund => "refund",
+            Self::Get | Self::Evidence => "get_refund",
+            Self::Operator => "operator",
+        }
+    }
+}
+
+/// What is settled.
+#[derive(Clone, Debug)]
+pub struct Settled<'a> {
+    /// The key's scope.
+    pub scope: &'a Scope,
+    /// The acquisition under which it was asked.
+    pub fence: Fence,
+    /// The refund.
+    pub refund_id: Uuid,
+    /// The payment.
+    pub payment_id: Uuid,
+    /// In minor units.
+    pub amount: i64,
+    /// ISO 4217 code.
+    pub currency: &'a str,
+    /// The key that the provider was asked under.
+    pub provider_key: &'a str,
+}
+
+impl Verdict {
+    /// As the evidence has it, whose words are those of all answers.
+    const fn outcome(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } => "succeeded",
+            Self::Failed { .. } => "declined",
+        }
+    }
+
+    const fn status(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } => "succeeded",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    const fn event_type(&self) -> &'static str {
+        match self {
+            Self::Succeeded { .. } => PAYMENT_REFUNDED,
+            Self::Failed { .. } => PAYMENT_REFUND_FAILED,
+        }
+    }
+
+    fn reference(&self) -> Option<&str> {
+        match self {
+            Self::Succeeded { reference } => Some(reference),
+            Self::Failed { reference, .. } => reference.as_deref(),
+        }
+    }
+
+    fn failure_code(&self) -> Option<&str> {
+        match self {
+            Self::Succeeded { .. } => None,
+            Self::Failed { code, .. } => Some(code),
+        }
+    }
+
+    /// What is given back to what is left of the payment.
+    const fn freed(&self, amount: i64) -> i64 {
+        match self {
+            Self::Succeeded { .. } => 0,
+            Self::Failed { .. } => amount,
+        }
+    }
+
+    /// Says whether a decision is what the provider has said.
+    pub(crate) fn agrees_with(&self, decided: &Self) -> bool {
+        match (self, decided) {
+            (Self::Succeeded { reference: said }, Self::Succeeded { reference: decided }) => said == decided,
+            (said, decided) => std::mem::discriminant(said) == std::mem::discriminant(decided),
+        }
+    }
+
+    /// Returns the response that is stored with the key.
+    #[must_use]
+    pub fn response(&self, settled: &Settled<'_>, problems: &ProblemBase) -> StoredResponse {
+        let refund = Refund {
+            id: settled.refund_id,
+            payment_id: settled.payment_id,
+            status: self.status().to_owned(),
+            amount: settled.amount,
+            currency: settled.currency.to_owned(),
+            failure_code: self.failure_code().map(str::to_owned),
+        };
+        match self {
+            Self::Succeeded { .. } => StoredResponse {
+                code: 201,
+                headers: vec![
+                    ("content-type".to_owned(), "application/json".to_owned()),
+                    ("location".to_owned(), location(settled.refund_id)),
+                ],
+                // A struct of strings and numbers cannot fail to be written.
+                body: serde_json::to_vec(&refund).unwrap_or_default(),
+            },
+            Self::Failed { .. } => problem::about(
+                problems,
+                problem::REFUND_FAILED,
+                "The provider did not make the refund; no money was given back. To try again, use a new Idempotency-Key.",
+                &location(settled.refund_id),
+                Map::from_iter([("refund".to_owned(), json!(refund))]),
+            ),
+        }
+    }
+
+    pub(super) fn event(&self, namespace: &Namespace, settled: &Settled<'_>) -> NewEvent {
+        let mut payload = Map::new();
+        payload.insert("refund_id".to_owned(), json!(settled.refund_id));
+        payload.insert("payment_id".to_owned(), json!(settled.payment_id));
+        payload.insert("client_id".to_owned(), json!(settled.scope.client.as_str()));
+        payload.insert("amount".to_owned(), json!(settled.amount));
+        payload.insert("currency".to_owned(), json!(settled.currency));
+        if let Some(code) = self.failure_code() {
+            payload.insert("failure_code".to_owned(), json!(code));
+        }
+        NewEvent {
+            event_id: derive::from_key(namespace, settled.scope, self.event_type()),
+            aggregate_type: AGGREGATE_TYPE,
+            aggregate_id: settled.payment_id.to_string(),
+            // The payment's next, which its row tells.
+            aggregate_version: None,
+            event_type: self.event_type(),
+            payload,
+            trace_context: None,
+        }
+    }
+}
+
+/// Writes a verdict down and settles the refund by it.
+///
+/// The evidence is written whatever the fence; everything else only while it is good and the refund in processing.
+/// Returns the stored response and until when it is replayed, or none when the fence is stale.
+///
+/// # Errors
+///
+/// When the database fails; what became of it is then found out by whoever drives the refund on.
+pub async fn settle(
+    pool: &PgPool,
+    namespace: &Namespace,
+    problems: &ProblemBase,
+    settled: &Settled<'_>,
+    verdict: &Verdict,
+    witness: Witness,
+    retention: Duration,
+) -> Result<Option<(StoredResponse, OffsetDateTime)>, sqlx::Error> {
+    let response = verdict.response(settled, problems);
+    let event = verdict.event(namespace, settled);
+    let mut tries = Tries::default();
+    let written = loop {
+        let written = database::call(pool, async |connection| {
+            write(connection, settled, verdict, witness, &response, &event, retention).await
+        });
+        match written.await {
+            Err(error) if tries.is_worth_another(&error) => {}
+            written => break written?,
+        }
+    };
+    if let Some(expires_at) = written {
+        return Ok(Some((response, expires_at)));
+    }
+    if matches!(verdict, Verdict::Succeeded { .. }) {
+        tell_contradiction(pool, settled).await?;
+    }
+    Ok(None)
+}
+
+pub(super) async fn write<'e>(
+    executor: impl PgExecutor<'e>,
+    settled: &Settled<'_>,
+    verdict: &Verdict,
+    witness: Witness,
+    response: &StoredResponse,
+    event: &NewEvent,
+    retention: Duration,
+) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"-- refunds_settle
+        WITH evidence AS (
+            -- Whatever the fence: no definitive answer is ever thrown away.
+            INSERT INTO provider_answers (
+                payment_id, refund_id, provider_key, call, outcome, provider_reference, decline_code, fence
+            )
+            SELECT $21, $5, $6, $7, $8, $9, $10, $4 WHERE $20
+        ), key AS (
+            -- Gates everything below: a stale fence, or a refund that is settled, selects nothing.
+            UPDATE idempotency_keys
+            SET status = 'completed', recovery_point = 'completed', lease_until = NULL, next_check_at = NULL,
+                needs_person_at = NULL, needs_person_reason = NULL, provider_request = NULL, provider_reference = $9,
+                response_code = $11, response_headers = $12, response_body = $13,
+                completed_at = clock_timestamp(), expires_at = clock_timestamp() + $14
+            WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
+              AND resource_id = $5
+              AND EXISTS (SELECT FROM refunds WHERE refund_id = $5 AND status = 'processing')
+            RETURNING expires_at, trace_context
+        ), refund AS (
+            UPDATE refunds
+            SET status = $15, provider_reference = $9, failure_code = $10, settled_at = clock_timestamp()
+            FROM key
+            WHERE refund_id = $5 AND status = 'processing'
+            RETURNING payment_id, key.trace_context
+        ), payment AS (
+            -- The event's version and place in the order are those of the payment, whose other refunds may be settled by
+            -- others at this time: they wait here.
+            UPDATE payments
+            SET version = payments.version + 1, refund_reserved = payments.refund_reserved - $22
+            FROM refund
+            WHERE payments.payment_id = refund.payment_id
+            RETURNING payments.payment_id, payments.version, refund.trace_context
+        ), told AS (
+            INSERT INTO outbox (
+                event_id, aggregate_type, aggregate_id, aggregate_version, event_type, payload, headers
+            )
+            SELECT $16, $17, payment_id::TEXT, version, $18, $19,
+                   CASE WHEN trace_context IS NULL THEN '{}'
+                        ELSE jsonb_build_object('traceparent', trace_context) END
+            FROM payment
+        )
+        SELECT expires_at AS "expires_at!" FROM key"#,
+        settled.scope.client.as_str(),
+        settled.scope.operation,
+        settled.scope.key.as_str(),
+        settled.fence.0,
+        settled.refund_id,
+        settled.provider_key,
+        witness.column(),
+        verdict.outcome(),
+        verdict.reference(),
+        verdict.failure_code(),
+        store::code(response),
+        Json(&response.headers) as _,
+        response.body,
+        store::interval(retention),
+        verdict.status(),
+        event.event_id,
+        event.aggregate_type,
+        event.event_type,
+        event.stored_payload(),
+        witness != Witness::Evidence,
+        settled.payment_id,
+        verdict.freed(settled.amount)
+    )
+    .fetch_optional(executor)
+    .await
+}
+
+/// Returns where a refund stands; none when there is no such refund.
+pub(crate) async fn status<'e>(
+    executor: impl PgExecutor<'e>,
+    refund_id: Uuid,
+) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "-- refunds_status
+        SELECT status FROM refunds WHERE refund_id = $1",
+        refund_id
+    )
+    .fetch_optional(executor)
+    .await
+}
+
+/// Money was given back by a refund that a person, or the provider, had called failed: its amount may be given back twice.
+async fn tell_contradiction(pool: &PgPool, settled: &Settled<'_>) -> Result<(), sqlx::Error> {
+    let status = database::call(pool, async |connection| status(connection, settled.refund_id).await).await?;
+    if status.is_some_and(|status| status == "failed") {
+        counter!(CONTRADICTIONS).increment(1);
+        tracing::error!(
+            refund = %settled.refund_id,
+            payment = %settled.payment_id,
+            "the provider has made a refund that was settled as failed"
+        );
+    }
+    Ok(())
+}
+
+/// Looks for a definitive answer about a refund that somebody has written down before.
+pub(crate) async fn evidence<'e>(
+    executor: impl PgExecutor<'e>,
+    refund_id: Uuid,
+) -> Result<Option<Verdict>, sqlx::Error> {
+    let row = sqlx::query!(
+        "-- provider_answers_find_of_refund
+        SELECT outcome, provider_reference, decline_code FROM provider_answers
+        WHERE refund_id = $1 ORDER BY outcome = 'succeeded' DESC, answered_at LIMIT 1",
+        refund_id
+    )
+    .fetch_optional(executor)
+    .await?;
+    Ok(row.and_then(|row| match (row.outcome.as_str(), row.provider_reference, row.decline_code) {
+        ("succeeded", Some(reference), _) => Some(Verdict::Succeeded { reference }),
+        ("declined", reference, Some(code)) => Some(Verdict::Failed { reference, code }),
+        _ => None,
+    }))
+}
