@@ -70,11 +70,18 @@ async fn postgres_keeps_what_was_committed(server: &PrivatePostgres, database: &
 }
 
 async fn rabbitmq_keeps_what_was_confirmed(server: &PrivateRabbitMq, vhost: &Vhost) {
-    let connection = Connection::connect(&vhost.url(), ConnectionProperties::default()).await.unwrap();
-    let channel = connection.create_channel().await.unwrap();
-    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let open = async || {
+        let connection = Connection::connect(&vhost.url(), ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        (connection, channel)
+    };
+    let (_connection, channel) = open().await;
     let durable = QueueDeclareOptions { durable: true, ..Default::default() };
     channel.queue_declare("kept".into(), durable, FieldTable::default()).await.unwrap();
+    // A confirm says that a message is on disk. Nothing says so of a queue, but a stop.
+    server.restart().await.unwrap();
+    let (_connection, channel) = open().await;
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
     let persistent = BasicProperties::default().with_delivery_mode(2);
     let publish =
         channel.basic_publish("".into(), "kept".into(), BasicPublishOptions::default(), b"x", persistent);
