@@ -142,6 +142,22 @@ impl MessageCopy {
         Self { properties: Box::new(properties), headers: BTreeMap::new(), body }
     }
 
+    /// Leaves out the original's header of that name.
+    #[must_use]
+    pub fn without_header(mut self, name: &str) -> Self {
+        self.headers.remove(name);
+        if let Some(headers) = self.properties.headers().clone() {
+            let kept: BTreeMap<ShortString, AMQPValue> = headers
+                .inner()
+                .iter()
+                .filter(|(known, _)| known.as_str() != name)
+                .map(|(known, value)| (known.clone(), value.clone()))
+                .collect();
+            *self.properties = self.properties.with_headers(kept.into());
+        }
+        self
+    }
+
     /// Adds a header, or replaces the original's header of that name.
     #[must_use]
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<HeaderValue>) -> Self {

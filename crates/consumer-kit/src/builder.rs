@@ -77,7 +77,7 @@ const EXCHANGE: &str = "semel.events";
 /// Longest queue name, in bytes: `<queue>.retry.86400000ms` has to fit into AMQP's 255 too.
 const MAX_QUEUE: usize = 235;
 /// Of the 30 minutes after which RabbitMQ ends a subscription that acknowledges nothing.
-const LONGEST_BATCH: Duration = Duration::from_mins(20);
+const LONGEST_BATCH: Duration = Duration::from_mins(25);
 /// After each failure a longer one; the last is repeated.
 const RETRY_DELAYS: [Duration; 4] =
     [Duration::from_secs(5), Duration::from_mins(1), Duration::from_mins(10), Duration::from_hours(1)];
@@ -260,11 +260,11 @@ impl ConsumerBuilder {
                 "a concurrency of {concurrency} needs as many database connections, and the pool has {connections}"
             ));
         }
-        // The upper end keeps a message far below RabbitMQ's consumer timeout of 30 minutes.
         if !(Duration::from_millis(1)..=Duration::from_mins(5)).contains(budget) {
             return Err(format!("a time budget of {budget:?} is not 1 ms to 5 min"));
         }
-        if *budget * u32::from(*batch) > LONGEST_BATCH {
+        // A batch that fails at its end, and then each message by itself.
+        if *budget * u32::from(*batch) * 2 > LONGEST_BATCH {
             return Err(format!(
                 "a batch of {batch} with a time budget of {budget:?} may take more than {LONGEST_BATCH:?}"
             ));

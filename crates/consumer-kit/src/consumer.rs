@@ -95,7 +95,7 @@ impl<H: Handler> Consumer<H> {
 
     async fn consume(&self, life: &Lifecycle) -> Result<(), Error> {
         let mut backoff = Backoff::for_service();
-        let mut ahead = Ahead::Full;
+        let mut ahead = Ahead::OneUntilFresh;
         let mut ended = Ok(());
         while !life.is_stopping() {
             let begun = Instant::now();
@@ -104,7 +104,7 @@ impl<H: Handler> Consumer<H> {
                 ended = Err(error);
                 break;
             }
-            ahead = Ahead::One;
+            ahead = Ahead::OneUntilSettled;
             if !matches!(error, Error::Broker(_)) {
                 database::cut_idle(&self.shared.pool);
             }

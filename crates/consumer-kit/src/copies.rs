@@ -58,6 +58,15 @@ impl Reason {
     }
 }
 
+/// Where a copy goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum To {
+    /// To the queue that holds it back for this long.
+    Retry(Duration),
+    /// To the dead letters.
+    Dead(Reason),
+}
+
 /// What became of the copy of a message.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) enum Copied {
@@ -70,8 +79,11 @@ pub(crate) enum Copied {
     },
 }
 
-/// How often handling this message has failed before.
+/// How often handling this message has failed before; of a dead letter that was put back, since then.
 pub(crate) fn failures(delivery: &Delivery) -> u32 {
+    if delivery.header(headers::REASON).is_some() {
+        return 0;
+    }
     match delivery.header(headers::ATTEMPTS) {
         Some(HeaderValue::Integer(count)) => u32::try_from(count.max(0)).unwrap_or(u32::MAX),
         Some(HeaderValue::Text(_)) | None => 0,
@@ -103,45 +115,38 @@ impl Copies {
         delays.get(tier).copied().unwrap_or_default()
     }
 
-    /// Publishes a copy to the queue that holds it back for `delay`. As [`dead`](Self::dead) otherwise.
-    pub(crate) async fn retry(
-        &self,
-        delivery: &Delivery,
-        delay: Duration,
-        error: &str,
-    ) -> Result<Copied, Error> {
-        self.publish(self.topology.retry_queue(delay), told(delivery, error)).await
-    }
-
-    /// Publishes a copy to the dead letters, and returns when the broker has it safe, or when there can be no such copy.
+    /// Publishes a copy that tells what was said last, and returns when the broker has it safe, or when there can be no such
+    /// copy.
     ///
     /// Its caller must not be dropped meanwhile: that would break the publisher.
-    pub(crate) async fn dead(
-        &self,
-        delivery: &Delivery,
-        reason: Reason,
-        error: &str,
-    ) -> Result<Copied, Error> {
-        let letter = told(delivery, error)
-            .with_header(headers::REASON, reason.label())
-            .with_header(headers::CONSUMER, self.consumer.as_str());
-        self.publish(self.topology.dead_queue(), letter).await
-    }
-
-    async fn publish(&self, queue: String, copy: MessageCopy) -> Result<Copied, Error> {
+    pub(crate) async fn publish(&self, delivery: &Delivery, to: To, error: &str) -> Result<Copied, Error> {
+        let copy = told(delivery, error);
+        let (queue, copy) = match to {
+            To::Retry(delay) => (self.topology.retry_queue(delay), copy),
+            To::Dead(reason) => {
+                let letter = copy
+                    .with_header(headers::REASON, reason.label())
+                    .with_header(headers::CONSUMER, self.consumer.as_str());
+                (self.topology.dead_queue(), letter)
+            }
+        };
         let mut slot = self.publisher.lock().await;
+        if slot.as_ref().is_some_and(Publisher::is_blocked) {
+            return Err(Error::Copy { queue, outcome: "not sent, an alarm blocks the broker".to_owned() });
+        }
         let mut publisher = match slot.take().filter(Publisher::is_usable) {
             Some(publisher) => publisher,
             None => Publisher::open(&self.broker, &format!("{} copies", self.consumer)).await?,
         };
         let wave = publisher.publish_wave(vec![Outgoing::copy_to_queue(queue.as_str(), copy)]).await;
-        if publisher.is_usable() {
+        // One that is blocked learns when the alarm is over; a new one would not know that there is one.
+        if publisher.is_usable() || publisher.is_blocked() {
             *slot = Some(publisher);
         }
         let outcome = match wave.outcomes.into_iter().next() {
             Some(Outcome::Confirmed) => return Ok(Copied::Safe),
             Some(Outcome::Refused { reason }) => return Ok(Copied::TooLarge { reason }),
-            Some(Outcome::Returned { reason }) => format!("returned, {reason}"),
+            Some(Outcome::Returned { reason }) => return Err(Error::Unroutable { queue, reason }),
             Some(Outcome::Unconfirmed) => "not confirmed in time".to_owned(),
             Some(Outcome::Unknown { reason }) => format!("unknown, {reason}"),
             Some(Outcome::Nacked) => "not taken".to_owned(),
@@ -167,6 +172,8 @@ fn told(delivery: &Delivery, error: &str) -> MessageCopy {
     };
     delivery
         .copy()
+        .without_header(headers::REASON)
+        .without_header(headers::CONSUMER)
         .with_header(headers::ATTEMPTS, i64::from(failures(delivery)) + 1)
         .with_header(headers::FIRST_FAILED_AT, original(headers::FIRST_FAILED_AT, &now))
         .with_header(headers::EXCHANGE, original(headers::EXCHANGE, &delivery.exchange))

@@ -37,6 +37,14 @@ pub enum Error {
         /// What became of it instead.
         outcome: String,
     },
+    /// There is no queue for the copy of a message, so its original was not acknowledged.
+    #[error("the copy of a message was returned, there is no queue `{queue}`: {reason}")]
+    Unroutable {
+        /// The queue: a retry queue, or that of the dead letters.
+        queue: String,
+        /// The broker's words.
+        reason: String,
+    },
     /// The task of a message ended without a result.
     #[error("the task of a message panicked")]
     Task(#[source] tokio::task::JoinError),
@@ -52,7 +60,7 @@ impl Disposed for Error {
                     || database::disposition(source) == Disposition::Retry
             }
             Self::Schema(error) => matches!(error, SchemaError::Missing { .. }),
-            Self::Refused { .. } | Self::Copy { .. } | Self::Task(_) => true,
+            Self::Refused { .. } | Self::Copy { .. } | Self::Unroutable { .. } | Self::Task(_) => true,
         };
         if passes { Disposition::Retry } else { Disposition::Fail }
     }

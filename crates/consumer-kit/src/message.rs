@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use semel_broker::{Delivery, Received, Settled};
 use semel_core::backoff::Backoff;
-use semel_core::disposition::chain;
+use semel_core::disposition::{Disposed as _, Disposition, chain};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use crate::builder::Readiness;
 use crate::consumer::Shared;
-use crate::copies::{Copied, Reason, failures};
+use crate::copies::{Copied, Reason, To, failures};
 use crate::error::Error;
 use crate::event::Event;
 use crate::handler::{Handler, HandlerError};
@@ -37,8 +37,8 @@ pub(crate) enum Verdict {
 pub(crate) struct Signals {
     /// The session ends: what cannot be tried is not to be tried again.
     pub(crate) ending: CancellationToken,
-    /// It is known what is to be done with a message, so the database works.
-    pub(crate) judged: Notify,
+    /// A message is settled, so that database and broker work.
+    pub(crate) settled: Notify,
 }
 
 /// Handles a message and settles it. On an error nothing is settled, and the channel has to be closed.
@@ -67,7 +67,7 @@ async fn settle_alone<H: Handler>(
     let (outcome, settled) = match verdict {
         Verdict::Settled(outcome) => (outcome, delivery.ack().await),
         Verdict::Dead { reason, error } => {
-            let copied = shared.copies.dead(&delivery, reason, &error).await?;
+            let copied = until_copied(shared, signals, &delivery, To::Dead(reason), &error).await?;
             // The decoder's words may quote the payload; they are in the dead letter.
             let error = if reason == Reason::Invalid { "see its headers" } else { &error };
             tracing::warn!(consumer, event_id, reason = reason.label(), "dead letter: {error}");
@@ -90,7 +90,8 @@ async fn settle_alone<H: Handler>(
                 retry_in_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
                 "{error}"
             );
-            let settled = match shared.copies.retry(&delivery, delay, &error).await? {
+            let copied = until_copied(shared, signals, &delivery, To::Retry(delay), &error).await?;
+            let settled = match copied {
                 Copied::Safe => delivery.ack().await,
                 Copied::TooLarge { reason } => {
                     tracing::warn!(consumer, event_id, "retried at once, and not counted by us: {reason}");
@@ -104,7 +105,44 @@ async fn settle_alone<H: Handler>(
         Verdict::Keep(error) => return Err(error),
     };
     told_settled(shared, outcome, settled);
+    signals.settled.notify_one();
     Ok(())
+}
+
+/// Publishes a copy again for as long as the broker does not take it, or until the session ends. To give the message back
+/// would cost it, and what was sent with it, a delivery each time. Only where the queue is missing the session has to end,
+/// for the next one declares it.
+async fn until_copied<H: Handler>(
+    shared: &Shared<H>,
+    signals: &Signals,
+    delivery: &Delivery,
+    to: To,
+    error: &str,
+) -> Result<Copied, Error> {
+    let mut backoff = Backoff::for_service();
+    let mut was_kept = false;
+    loop {
+        let error = match shared.copies.publish(delivery, to, error).await {
+            Ok(copied) => {
+                if was_kept && !signals.ending.is_cancelled() {
+                    (shared.settings.on_readiness)(Readiness::Ready);
+                }
+                return Ok(copied);
+            }
+            Err(error) => error,
+        };
+        let is_over = matches!(error, Error::Unroutable { .. }) || error.disposition() == Disposition::Fail;
+        if is_over || signals.ending.is_cancelled() {
+            return Err(error);
+        }
+        was_kept = true;
+        let wait = backoff.next_wait();
+        shared.not_consuming(&chain(&error), wait);
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = signals.ending.cancelled() => return Err(error),
+        }
+    }
 }
 
 /// Handles several messages in one transaction. When that fails, each is handled by itself, in their order, so that one
@@ -123,15 +161,18 @@ pub(crate) async fn settle_together<H: Handler>(
     let (mut events, mut together, mut alone) = (Vec::new(), Vec::new(), Vec::new());
     for delivery in deliveries {
         match decoded(&delivery) {
-            Some(event) => {
+            // One that has come before may end the process, and then what shares its transaction comes again, too.
+            Some(event) if delivery.delivery_count.unwrap_or(0) == 0 => {
                 events.push(event);
                 together.push(delivery);
             }
-            None => alone.push(delivery),
+            _ => alone.push(delivery),
         }
     }
-    let rest = match take_effect(&shared, events).await {
+    let result = if events.is_empty() { Ok(Vec::new()) } else { take_effect(&shared, events).await };
+    let rest = match result {
         Ok(effects) => {
+            signals.settled.notify_one();
             for (delivery, effect) in together.into_iter().zip(effects) {
                 metrics::record_time(&shared.settings.name, begun.elapsed());
                 let settled = delivery.ack().await;
@@ -143,6 +184,10 @@ pub(crate) async fn settle_together<H: Handler>(
         Err(_) => together.into_iter().chain(alone).collect(),
     };
     for delivery in rest {
+        if signals.ending.is_cancelled() {
+            // Closing the channel gives the rest back.
+            break;
+        }
         settle_alone(&shared, delivery, None, &signals).await?;
     }
     drop(place);
@@ -173,7 +218,6 @@ async fn judge_until_known<H: Handler>(
         let verdict = judge(shared, delivery).await?;
         let is_ending = signals.ending.is_cancelled();
         let Verdict::Keep(error) = &verdict else {
-            signals.judged.notify_one();
             if was_kept && !is_ending {
                 (shared.settings.on_readiness)(Readiness::Ready);
             }

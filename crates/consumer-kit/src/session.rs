@@ -4,7 +4,8 @@
 //! call that is dropped leaves its connection in an unknown state. Whatever ends the session, messages in work are finished
 //! first, each call of theirs within its limit; then the channel is closed, which returns to the queue what was not
 //! acknowledged, one delivery closer to its limit. So a session fetches nothing before the database has taken a write, and
-//! the one after a failure fetches one message at first: a second failure is then the cost of that one alone.
+//! the one after a failure fetches one message at first, as does the first one of a process: a second failure is then the
+//! cost of that one alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +33,11 @@ const TURN: Duration = Duration::from_secs(1);
 pub(crate) enum Ahead {
     /// As many as the settings say.
     Full,
-    /// One, until it is known what is to be done with it.
-    One,
+    /// One, until one comes for the first time: an earlier process may have been ended by one that comes again, and that one
+    /// is to use up its own deliveries and not its neighbours'.
+    OneUntilFresh,
+    /// One, until it is settled.
+    OneUntilSettled,
 }
 
 pub(crate) struct Session<H> {
@@ -67,7 +71,7 @@ impl<H: Handler> Session<H> {
         let queue = &settings.topology.queue;
         let prefetch = match ahead {
             Ahead::Full => settings.prefetch,
-            Ahead::One => 1,
+            Ahead::OneUntilFresh | Ahead::OneUntilSettled => 1,
         };
         let subscription = Subscription::open(&shared.broker, &settings.name, queue, prefetch).await?;
         Ok(Self {
@@ -110,13 +114,16 @@ impl<H: Handler> Session<H> {
                 biased;
                 () = life.stopping() => return Ok(()),
                 Some(done) = self.running.next() => outcome(done)?,
-                () = self.signals.judged.notified(), if self.ahead == Ahead::One => {
-                    self.subscription.set_prefetch(self.shared.settings.prefetch).await?;
-                    self.ahead = Ahead::Full;
+                () = self.signals.settled.notified(), if self.ahead == Ahead::OneUntilSettled => {
+                    self.take_all_ahead().await?;
                 }
                 free = Arc::clone(&self.places).acquire_owned(), if place.is_none() => place = free.ok(),
                 delivery = self.subscription.next(), if place.is_some() => {
-                    taken.push(delivery?);
+                    let delivery = delivery?;
+                    if self.ahead == Ahead::OneUntilFresh && delivery.delivery_count.unwrap_or(0) == 0 {
+                        self.take_all_ahead().await?;
+                    }
+                    taken.push(delivery);
                     self.take_what_is_there(&mut taken)?;
                 }
                 () = tokio::time::sleep(TURN) => {}
@@ -127,6 +134,12 @@ impl<H: Handler> Session<H> {
                 self.begin(life, taken, place);
             }
         }
+    }
+
+    async fn take_all_ahead(&mut self) -> Result<(), Error> {
+        self.subscription.set_prefetch(self.shared.settings.prefetch).await?;
+        self.ahead = Ahead::Full;
+        Ok(())
     }
 
     /// Fills a batch with deliveries that have arrived; it waits for none.

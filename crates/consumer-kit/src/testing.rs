@@ -71,7 +71,8 @@ impl<H: Handler> Rehearsal<H> {
         self.play(event, End::Commit).await
     }
 
-    /// Delivers an event, and takes back what the handler did, as a crash before COMMIT does.
+    /// Delivers an event, and takes back what the handler did, as a crash before COMMIT does. What the handler says is not
+    /// told: a [`deliver`](Self::deliver) tells it.
     ///
     /// # Errors
     ///

@@ -4,10 +4,10 @@
 //! disappears after a minute rather than lies.
 //!
 //! A transaction that stays open makes a look at the outbox slower and slower for whoever has no floors. So a sampler rests for
-//! twenty times as long as its last look took.
+//! twenty times as long as its last look took, but no longer than the gauges last.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metrics::gauge;
 use sqlx::PgPool;
@@ -36,6 +36,12 @@ impl fmt::Debug for Scope {
 
 /// How much longer than a look the rest after it is.
 const REST: u32 = 20;
+/// From the end of one look to the end of the next at most, if that takes as long; gauges last for a minute.
+const LONGEST: Duration = Duration::from_secs(45);
+
+fn rest(look: Duration) -> Duration {
+    (look * REST).min(LONGEST.saturating_sub(look))
+}
 
 /// Reads the gauges of one database.
 #[derive(Debug)]
@@ -62,9 +68,9 @@ impl Work for Sampler {
         if began < self.rests_until {
             return Ok(Pass::Idle);
         }
-        let sampled = self.sample().await;
-        self.rests_until = Instant::now() + began.elapsed() * REST;
-        sampled.map(|()| Pass::Worked)
+        self.sample().await?;
+        self.rests_until = Instant::now() + rest(began.elapsed());
+        Ok(Pass::Worked)
     }
 }
 
@@ -91,4 +97,16 @@ async fn report_keys(pool: &PgPool) -> Result<(), sqlx::Error> {
     gauge!(names::IDEMPOTENCY_WAITING_FOR_PERSON).set(counts.waiting_for_person as f64);
     gauge!(names::IDEMPOTENCY_OLDEST_IN_PROGRESS).set(counts.oldest_in_progress_age);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rests_longer_after_a_long_look_and_never_longer_than_gauges_last() {
+        for (look, expected) in [(1, 20), (500, 10_000), (3_000, 42_000), (20_000, 25_000), (60_000, 0)] {
+            assert_eq!(rest(Duration::from_millis(look)), Duration::from_millis(expected));
+        }
+    }
 }

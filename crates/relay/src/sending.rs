@@ -1,7 +1,8 @@
 //! Publishing a batch in waves, and what its events' outcomes mean for them.
 //!
 //! An event is to blame when it came back, was not taken or cannot be sent; and when it was sent and then there was
-//! silence, although others of its wave were confirmed and the broker still answers: then it is its queue that is silent.
+//! silence, although others of its wave were confirmed, none of them with its routing key, and the broker still answers: then
+//! it is its queue that is silent, and not a disk or a leader that pauses.
 //! Anything else is the trouble of the connection or of the broker, or mere slowness, and costs no event an attempt.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,8 +65,27 @@ pub(crate) struct Sent {
 /// An event on its way.
 struct Awaited {
     event_id: Uuid,
+    routing_key: String,
     lane: i16,
     chain: Option<Aggregate>,
+}
+
+/// The routing keys of which something was confirmed in a wave.
+struct Heard(BTreeSet<String>);
+
+impl Heard {
+    fn of(awaited: &[Awaited], outcomes: &[Outcome]) -> Self {
+        if !outcomes.contains(&Outcome::Unconfirmed) {
+            return Self(BTreeSet::new());
+        }
+        let confirmed = awaited.iter().zip(outcomes).filter(|(_, outcome)| **outcome == Outcome::Confirmed);
+        Self(confirmed.map(|(event, _)| event.routing_key.clone()).collect())
+    }
+
+    /// Whether something was, and nothing that goes to the queues of this key.
+    fn but_not_of(&self, routing_key: &str) -> bool {
+        !self.0.is_empty() && !self.0.contains(routing_key)
+    }
 }
 
 /// Publishes events for one batch.
@@ -99,8 +119,10 @@ impl Sending<'_> {
                     kind: event.aggregate_type.clone(),
                     id: event.aggregate_id.clone(),
                 });
-                awaited.push(Awaited { event_id: event.event_id, lane: event.lane, chain });
-                wave.push(self.outgoing(event));
+                let (event_id, lane) = (event.event_id, event.lane);
+                let outgoing = self.outgoing(event);
+                awaited.push(Awaited { event_id, routing_key: outgoing.routing_key.clone(), lane, chain });
+                wave.push(outgoing);
             }
             let started = Instant::now();
             let judged = publisher.publish_wave_within(self.patience(source), wave).await;
@@ -128,12 +150,12 @@ impl Sending<'_> {
     }
 
     fn judge(&mut self, awaited: Vec<Awaited>, outcomes: &[Outcome], broken: Option<&Error>) -> Vec<Fate> {
-        let is_any_confirmed = outcomes.contains(&Outcome::Confirmed);
+        let heard = Heard::of(&awaited, outcomes);
         let is_late = matches!(broken, None | Some(Error::TimedOut { .. }));
         let mut fates = Vec::with_capacity(awaited.len());
         let mut safe = Vec::with_capacity(awaited.len());
         let mut counts = BTreeMap::<_, u64>::new();
-        for (Awaited { event_id, lane, chain }, outcome) in awaited.into_iter().zip(outcomes) {
+        for (Awaited { event_id, routing_key, lane, chain }, outcome) in awaited.into_iter().zip(outcomes) {
             let label = names::label(outcome);
             *counts.entry(label).or_default() += 1;
             let error = match outcome {
@@ -146,7 +168,7 @@ impl Sending<'_> {
                 Outcome::Returned { reason } => format!("returned: {reason}"),
                 Outcome::Nacked => "nacked: a queue did not take it, such as one that is full".to_owned(),
                 Outcome::Refused { reason } => format!("refused: {reason}"),
-                Outcome::Unconfirmed if is_any_confirmed => {
+                Outcome::Unconfirmed if heard.but_not_of(&routing_key) => {
                     self.shared.fell_silent();
                     "unknown: not confirmed in time, while others were".to_owned()
                 }
@@ -197,4 +219,28 @@ impl Sending<'_> {
 
 fn micros(time: OffsetDateTime) -> i64 {
     i64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn awaited(routing_key: &str) -> Awaited {
+        Awaited { event_id: Uuid::nil(), routing_key: routing_key.to_owned(), lane: 0, chain: None }
+    }
+
+    #[test]
+    fn a_queue_is_silent_when_others_are_not() {
+        let wave = ["order.Placed", "order.Placed", "payment.Made"].map(awaited);
+        let blames = |outcomes: [Outcome; 3]| {
+            let heard = Heard::of(&wave, &outcomes);
+            ["order.Placed", "payment.Made"].map(|key| heard.but_not_of(key))
+        };
+        let (confirmed, silent) = (|| Outcome::Confirmed, || Outcome::Unconfirmed);
+        assert_eq!(blames([silent(), silent(), confirmed()]), [true, false]);
+        // It was heard of, so that it pauses and is not silent.
+        assert_eq!(blames([confirmed(), silent(), silent()]), [false, true]);
+        assert_eq!(blames([confirmed(), silent(), confirmed()]), [false, false]);
+        assert_eq!(blames([silent(), silent(), silent()]), [false, false]);
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, ConnectionProperties};
-use semel_broker::{Delivery, HeaderValue, Subscription, inspect};
+use semel_broker::{Delivery, HeaderValue, Outcome, Outgoing, Publisher, Subscription, inspect};
 use semel_consumer_kit::headers;
 use uuid::Uuid;
 
@@ -101,6 +101,24 @@ async fn a_passing_failure_is_retried_until_it_passes() {
     assert_eq!((world.effects(event).await, world.script.calls(event)), (1, 3));
     consumer.stop().await;
     assert_eq!(world.queued().await, 0);
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_that_is_put_back_has_its_attempts_anew() {
+    let world = World::new().await;
+    let consumer = world.start_with(world.builder().attempts(2));
+    consumer.ready().await;
+    let event = world.publish(Act::Fail(3)).await;
+    let letters = world.dead_letters(1).await;
+    assert_eq!(world.script.calls(event), 2);
+    let mut publisher = Publisher::open(&world.broker, "kit-test").await.unwrap();
+    let back = Outgoing::copy_to_queue(world.name.as_str(), letters[0].copy());
+    assert_eq!(publisher.publish_wave(vec![back]).await.outcomes, [Outcome::Confirmed]);
+    publisher.close().await;
+    world.counted([1, 0, 2, 1, 0]).await;
+    assert_eq!((world.effects(event).await, world.script.calls(event)), (1, 4));
+    consumer.stop().await;
     world.close().await;
 }
 

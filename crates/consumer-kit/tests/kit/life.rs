@@ -1,6 +1,6 @@
 //! Subscribing, subscribing again, and stopping.
 
-use semel_broker::inspect;
+use semel_broker::{Subscription, inspect};
 use semel_consumer_kit::{Consumer, TopologyMode};
 
 use crate::script::{Act, Script};
@@ -74,6 +74,31 @@ async fn what_waits_for_its_retry_holds_up_neither_its_neighbours_nor_a_stop() {
     consumer.stop().await;
     let calls: Vec<_> = events.iter().map(|event| world.script.calls(*event)).collect();
     assert_eq!((calls, world.waiting(HOUR).await, world.queued().await), (vec![1, 1, 1], 2, 0));
+    world.close().await;
+}
+
+/// It may be one that ends the process, and then what was fetched with it comes once more, too.
+#[tokio::test]
+async fn after_a_start_what_comes_again_is_fetched_alone() {
+    let world = World::new().await;
+    world.start().await.stop().await;
+    world.publish_all(&[Act::WaitAtGate, Act::Succeed, Act::Succeed]).await;
+    let mut earlier = Subscription::open(&world.broker, "kit-test", &world.name, 3).await.unwrap();
+    for _ in 0..3 {
+        let _ = within("a delivery", earlier.next()).await.unwrap();
+    }
+    earlier.close().await;
+    let consumer = world.start_with(world.builder());
+    within("the event at the gate", world.script.at_gate.acquire()).await.unwrap().forget();
+    assert_eq!(world.queued().await, 2);
+    world.script.gate.add_permits(1);
+    world.counted([3, 0, 0, 0, 0]).await;
+    // Now as many as the settings say.
+    let events = world.publish_all(&[Act::WaitAtGate; 3]).await;
+    within("three at the gate", world.script.at_gate.acquire_many(3)).await.unwrap().forget();
+    world.script.gate.add_permits(events.len());
+    world.counted([6, 0, 0, 0, 0]).await;
+    consumer.stop().await;
     world.close().await;
 }
 
