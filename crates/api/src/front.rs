@@ -119,16 +119,17 @@ fn tell(api: &Api, id: uuid::Uuid, is_call: bool, mut response: Response) -> Res
     let (status, kind) = (problem.kind.status(), problem.kind.suffix());
     metrics::record_problem(problem.kind);
     let code = status.as_u16();
-    match api.lines.take(problem.kind) {
-        // Told where it happened.
-        _ if matches!(*error, ApiError::Panicked) => {}
-        Some(left_out) if status.is_server_error() => {
+    // A panic is told where it happened.
+    let is_told = matches!(*error, ApiError::Panicked);
+    match (!is_told).then(|| api.lines.take(problem.kind)) {
+        None => {}
+        Some(Some(left_out)) if status.is_server_error() => {
             tracing::warn!(status = code, problem = kind, left_out, "failed: {}", chain(&*error));
         }
-        Some(left_out) => {
+        Some(Some(left_out)) => {
             tracing::info!(status = code, problem = kind, left_out, "refused: {}", chain(&*error));
         }
-        None => tracing::debug!(status = code, problem = kind, "refused or failed: {}", chain(&*error)),
+        Some(None) => tracing::debug!(status = code, problem = kind, "refused or failed: {}", chain(&*error)),
     }
     if is_call {
         return grpc::status::of(&problem, &api.settings.problem_base).into_http();

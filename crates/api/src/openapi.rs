@@ -19,7 +19,6 @@ mod refunds;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use http::header;
@@ -39,14 +38,15 @@ pub(crate) enum Payments {
     NotMade,
 }
 
-pub(crate) fn routes() -> Router<Api> {
-    Router::new().route(OPENAPI, get(find))
+/// Makes the document once: it is large, and anyone may ask for it.
+pub(crate) fn routes(api: &Api) -> Router<Api> {
+    let payments = if api.make_payment.is_some() { Payments::Made } else { Payments::NotMade };
+    let text = Bytes::from(text(payments, &api.settings.problem_base));
+    Router::new().route(OPENAPI, get(async move || written(&text)))
 }
 
-async fn find(State(api): State<Api>) -> Response {
-    let payments = if api.make_payment.is_some() { Payments::Made } else { Payments::NotMade };
-    let text = text(payments, &api.settings.problem_base);
-    ([(header::CONTENT_TYPE, "application/json")], Bytes::from(text)).into_response()
+fn written(text: &Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], text.clone()).into_response()
 }
 
 /// Returns the document for people to read, too, with a line's end.

@@ -13,7 +13,7 @@ use crate::{front, grpc, keys, openapi, orders, payments, refunds};
 /// payments and refunds.
 #[must_use = "a router serves nothing by itself"]
 pub fn router(api: Api) -> Router {
-    let mut routes = orders::routes().merge(keys::routes()).merge(openapi::routes());
+    let mut routes = orders::routes().merge(keys::routes()).merge(openapi::routes(&api));
     if let Some(make_payment) = api.make_payment.clone() {
         routes = routes.merge(refunds::routes(&make_payment)).merge(payments::routes(make_payment));
     }

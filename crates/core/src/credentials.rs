@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 use sqlx::PgPool;
 use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
 
 use crate::database;
 use crate::idempotency::ClientId;
@@ -26,7 +27,12 @@ const MOST_REMEMBERED: usize = 10_000;
 pub struct Authenticator {
     pool: PgPool,
     found: Mutex<HashMap<String, Found>>,
+    /// Strangers may guess, and each guess asks the database: not all connections at a time are theirs.
+    questions: Semaphore,
 }
+
+/// Questions about credentials at a time.
+const QUESTIONS: usize = 4;
 
 #[derive(Clone, Debug)]
 struct Found {
@@ -39,7 +45,7 @@ impl Authenticator {
     /// Reads credentials from this database.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self { pool, found: Mutex::default() }
+        Self { pool, found: Mutex::default(), questions: Semaphore::new(QUESTIONS) }
     }
 
     /// Returns the client that a token speaks for; none when the token is malformed, unknown, wrong or revoked.
@@ -65,6 +71,7 @@ impl Authenticator {
     }
 
     async fn ask(&self, credential_id: &str) -> Result<Option<Found>, sqlx::Error> {
+        let question = self.questions.acquire().await.map_err(|_| sqlx::Error::PoolClosed)?;
         let at = Instant::now();
         let row = database::call(&self.pool, async |connection| {
             sqlx::query!(
@@ -76,7 +83,9 @@ impl Authenticator {
             .fetch_optional(connection)
             .await
         })
-        .await?;
+        .await;
+        drop(question);
+        let row = row?;
         let unreadable = |column: &str| sqlx::Error::Decode(format!("api_credentials.{column}").into());
         let found = match row {
             None => None,

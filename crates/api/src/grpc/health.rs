@@ -16,12 +16,16 @@ use crate::state::Api;
 
 pub(crate) const CHECK: &str = "/grpc.health.v1.Health/Check";
 
+/// The longest request, in bytes; the names that are known take some thirty. Strangers may send it, and to any number of
+/// streams, so that what is read for them has to be little.
+const LONGEST: usize = 256;
+
 pub(crate) fn routes() -> Router<Api> {
     Router::new().route(CHECK, post(check))
 }
 
 async fn check(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
-    let HealthCheckRequest { service } = Call::receive(request).await?.read()?;
+    let HealthCheckRequest { service } = Call::receive_up_to(LONGEST, request).await?.read()?;
     if !["", SERVICE].contains(&service.as_str()) {
         return Err(ApiError::NotFound);
     }

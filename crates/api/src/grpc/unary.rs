@@ -32,9 +32,14 @@ pub(crate) struct Call {
 impl Call {
     /// Reads the one message of a call, within the bounds of any other body.
     pub(crate) async fn receive(request: Request) -> Result<Self, ApiError> {
+        Self::receive_up_to(MAX_BYTES, request).await
+    }
+
+    /// As [`receive`](Self::receive), of a message of so many bytes at most.
+    pub(crate) async fn receive_up_to(limit: usize, request: Request) -> Result<Self, ApiError> {
         let (head, body) = request.into_parts();
         expect_proto(&head.headers)?;
-        let framed = body::read_up_to(body, PREFIX + MAX_BYTES).await?;
+        let framed = body::read_up_to(body, PREFIX + limit).await?;
         Ok(Self { metadata: head.headers, message: unframed(&framed)? })
     }
 

@@ -1,6 +1,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use axum::body::Body;
+use http::Request;
+use http_body_util::BodyExt as _;
 use semel_core::lifecycle::Lifecycle;
 use semel_payments::orders::{CreateOrder, Order};
 use semel_payments::payments::create::MakePayment;
@@ -11,6 +14,7 @@ use semel_payments::provider::grpc::GrpcProvider;
 use semel_payments::refunds::Refund;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tower::ServiceExt as _;
 use uuid::Uuid;
 
 use super::*;
@@ -41,24 +45,43 @@ fn operations(document: &Value) -> Vec<(String, &Value)> {
     found
 }
 
-/// The paths that the router has, as it shows itself: `paths: {RouteId(0): "/v1/orders", …}`. Those of gRPC are described
-/// elsewhere.
-fn routed(payments: Payments) -> BTreeSet<String> {
+fn api(payments: Payments) -> Api {
     let settings = Settings {
         namespace: "test".parse().unwrap(),
         key_retention: Duration::from_hours(1),
         problem_base: base(),
     };
     let pool = sqlx::postgres::PgPoolOptions::new().connect_lazy("postgres://nobody@127.0.0.1:1/x").unwrap();
-    let mut api = Api::new(pool, settings.clone(), Lifecycle::new());
-    if payments == Payments::Made {
-        let provider = GrpcProvider::new("http://127.0.0.1:1", Dedup::ForEver).unwrap();
-        api = api.with_payments(MakePayment::new(settings.namespace, provider, settings.problem_base));
+    let api = Api::new(pool, settings.clone(), Lifecycle::new());
+    if payments == Payments::NotMade {
+        return api;
     }
-    let shown = format!("{:?}", crate::routes::router(api));
+    let provider = GrpcProvider::new("http://127.0.0.1:1", Dedup::ForEver).unwrap();
+    api.with_payments(MakePayment::new(settings.namespace, provider, settings.problem_base))
+}
+
+/// The paths that the router has, as it shows itself: `paths: {RouteId(0): "/v1/orders", …}`. Those of gRPC are described
+/// elsewhere.
+fn routed(payments: Payments) -> BTreeSet<String> {
+    let shown = format!("{:?}", crate::routes::router(api(payments)));
     let paths = shown.split("RouteId(").filter_map(|part| part.split_once("): \"")?.1.split('"').next());
     let is_http = |path: &&str| path.starts_with("/v1/") || *path == OPENAPI;
     paths.filter(is_http).map(str::to_owned).collect()
+}
+
+/// Anyone may ask for it, on any number of streams that do not take it.
+#[tokio::test]
+async fn all_answers_share_one_document() {
+    let api = api(Payments::Made);
+    let router = routes(&api).with_state(api);
+    let answer = async || {
+        let request = Request::get(OPENAPI).body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        response.into_body().frame().await.unwrap().unwrap().into_data().unwrap()
+    };
+    let (one, other) = (answer().await, answer().await);
+    assert!(one.len() > 10_000);
+    assert_eq!(one.as_ptr(), other.as_ptr());
 }
 
 #[tokio::test]

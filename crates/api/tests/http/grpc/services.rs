@@ -34,6 +34,9 @@ async fn health_tells_whether_calls_are_taken_and_needs_no_credential() {
         server.api.open();
         assert_eq!((told("").await, told(SERVICE).await), (ServingStatus::Serving, ServingStatus::Serving));
         check("other").send(&server).await.expect_refusal(Code::NotFound, "NOT_FOUND");
+        // Anyone may send it, so little is read.
+        let long = check(&"x".repeat(300)).send(&server).await;
+        long.expect_refusal(Code::ResourceExhausted, "CONTENT_TOO_LARGE");
         let watch = Call::at("/grpc.health.v1.Health/Watch", &HealthCheckRequest::default());
         watch.send(&server).await.expect_refusal(Code::Unauthenticated, "UNAUTHENTICATED");
         let watch = watch.with("authorization", format!("Bearer {}", server.token));
