@@ -10,7 +10,7 @@
 use std::time::{Duration, SystemTime};
 
 use semel_core::idempotency::Scope;
-use semel_core::idempotency::engine::Proceeded;
+use semel_core::idempotency::engine::{LEASE, Proceeded};
 use semel_core::idempotency::store::Fence;
 use semel_core::{database, failpoint};
 use sqlx::PgPool;
@@ -23,7 +23,13 @@ use crate::held::Held;
 use crate::metrics::Recovery;
 use crate::payments::create::MakePayment;
 use crate::payments::recovery_point::SENT;
-use crate::provider::{Answer, DEADLINE, LookUp, Provider, StoredRefund};
+use crate::provider::{Answer, DEADLINE, LookUp, MARGIN, Provider, StoredRefund};
+
+/// Until when a refund may be begun that is sent after a look-up, from our own beginning: each of the two calls has its time.
+const AFTER_LOOK_UP: Duration = DEADLINE.saturating_mul(2);
+
+/// Both calls end while the lease lasts, and before the horizon.
+const _: () = assert!(AFTER_LOOK_UP.as_secs() < LEASE.as_secs() && DEADLINE.as_secs() < MARGIN.as_secs());
 
 /// A refund whose key is held.
 #[derive(Debug)]
@@ -71,9 +77,9 @@ impl<P: Provider> Drive<'_, P> {
         let may_send = key.may_send(promises.dedup).await?;
         let is_young = key.since_first_sent < self.operation.window;
         match (may_send, promises.look_up) {
-            (true, _) if is_young => self.send().await,
+            (true, _) if is_young => self.send(DEADLINE).await,
             (_, LookUp::ByKey) => self.ask(may_send).await,
-            (true, LookUp::None) => self.send().await,
+            (true, LookUp::None) => self.send(DEADLINE).await,
             (false, LookUp::None) => {
                 key.leave("the provider cannot tell what happened, and the refund must not be sent again")
                     .await
@@ -81,10 +87,11 @@ impl<P: Provider> Drive<'_, P> {
         }
     }
 
-    async fn send(&self) -> Result<Proceeded, sqlx::Error> {
+    /// Sends the stored request, which the provider may begin until `within` of our own beginning.
+    async fn send(&self, within: Duration) -> Result<Proceeded, sqlx::Error> {
         self.key.count_send();
         failpoint!(failpoints::REFUND_BEFORE_SEND);
-        let not_after = self.key.began + DEADLINE;
+        let not_after = self.key.began + within;
         let answer = self.operation.provider.refund(&self.refund.stored, not_after).await;
         failpoint!(failpoints::REFUND_AFTER_ANSWER);
         match answer {
@@ -104,7 +111,8 @@ impl<P: Provider> Drive<'_, P> {
             Answer::InProgress | Answer::NotExecuted { .. } => self.key.wait(&answer).await,
             answer => match definitive(&answer) {
                 Some(verdict) => self.settle(&verdict, Witness::Get).await,
-                None if may_send => self.send().await,
+                // The look-up may have taken all of its time. The margin of the horizon is longer than that.
+                None if may_send => self.send(AFTER_LOOK_UP).await,
                 None if answer == Answer::NotFound => {
                     self.key
                         .leave("the provider does not know of the refund, which must not be sent again")

@@ -121,6 +121,22 @@ async fn what_asking_does_not_tell_is_sent_again_within_the_horizon_and_never_ro
     .await;
 }
 
+/// The look-up may have taken the whole time of a call.
+#[tokio::test]
+async fn what_is_sent_after_a_look_up_has_the_time_of_two_calls_to_start() {
+    with_bed(async |bed: Bed| {
+        let payment = bed.begin_unknown_refund().await;
+        bed.pass_the_window().await;
+        bed.provider.say(Call::GetRefund, unknown("no answer in time"));
+        let before = SystemTime::now();
+        expect_fresh(bed.refund("r", payment, 500).await, 201);
+        let not_after = bed.provider.refund_not_after();
+        let last = not_after.last().unwrap();
+        assert!(before + 2 * DEADLINE <= *last && *last <= SystemTime::now() + 2 * DEADLINE);
+    })
+    .await;
+}
+
 /// Moves the first send to where the forgetful provider may have forgotten it: 2 minutes, less the deadline of 10 s and the
 /// margin of a minute.
 async fn pass_the_horizon(bed: &Bed) {
