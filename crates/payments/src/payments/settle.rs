@@ -263,6 +263,10 @@ pub(super) async fn write<'e>(
             WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
               AND resource_id = $5
               AND EXISTS (SELECT FROM payments WHERE payment_id = $5 AND status = 'processing')
+              -- Somebody else may have heard of a success meanwhile: the next owner finds it, and settles by it.
+              AND ($8 = 'succeeded' OR NOT EXISTS (
+                  SELECT FROM provider_answers WHERE payment_id = $5 AND refund_id IS NULL AND outcome = 'succeeded'
+              ))
             RETURNING expires_at, trace_context
         ), payment AS (
             UPDATE payments

@@ -251,6 +251,10 @@ pub(super) async fn write<'e>(
             WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
               AND resource_id = $5
               AND EXISTS (SELECT FROM refunds WHERE refund_id = $5 AND status = 'processing')
+              -- Somebody else may have heard of a success meanwhile: the next owner finds it, and settles by it.
+              AND ($8 = 'succeeded' OR NOT EXISTS (
+                  SELECT FROM provider_answers WHERE refund_id = $5 AND outcome = 'succeeded'
+              ))
             RETURNING expires_at, trace_context
         ), refund AS (
             UPDATE refunds

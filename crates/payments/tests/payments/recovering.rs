@@ -293,3 +293,30 @@ async fn a_recovery_point_of_a_newer_version_is_for_a_person() {
     })
     .await;
 }
+
+/// The provider contradicts itself, and the owner whose word is "declined" comes second.
+#[tokio::test]
+async fn a_decline_does_not_settle_what_is_on_record_as_a_success() {
+    with_bed(async |bed: Bed| {
+        let first = bed.provider.hold(Call::Charge);
+        let sleeper = bed.start_paying("k");
+        first.reached().await;
+        bed.end_leases().await;
+        let code = "card_declined".to_owned();
+        let second = bed.provider.hold_and_say(Call::Charge, Said::Declined { reference: None, code });
+        let owner = bed.start_paying("k");
+        second.reached().await;
+        first.release();
+        sleeper.await.unwrap();
+        second.release();
+        let answer = owner.await.unwrap();
+        assert!(matches!(answer, Answer::InProgress { .. }), "{answer:?}");
+        assert!(bed.seen("k").await.payment.starts_with("processing"));
+        bed.end_leases().await;
+        bed.pay("k").await;
+        let settled = bed.seen("k").await;
+        assert!(settled.payment.starts_with("succeeded"), "{settled:?}");
+        assert_eq!((settled.evidence.len(), bed.provider.moved()), (2, 1));
+    })
+    .await;
+}

@@ -338,6 +338,33 @@ async fn an_answer_to_an_owner_that_slept_is_evidence_for_the_one_that_still_ask
     .await;
 }
 
+/// The provider contradicts itself, and the owner whose word is "failed" comes second.
+#[tokio::test]
+async fn a_failure_does_not_settle_what_is_on_record_as_a_success() {
+    with_bed(async |bed: Bed| {
+        let payment = bed.paid("p").await;
+        let first = bed.provider.hold(Call::Refund);
+        let sleeper = bed.start_refunding("r", payment, 500);
+        first.reached().await;
+        bed.end_leases().await;
+        let code = "account_closed".to_owned();
+        let second = bed.provider.hold_and_say(Call::Refund, Said::Declined { reference: None, code });
+        let owner = bed.start_refunding("r", payment, 500);
+        second.reached().await;
+        first.release();
+        sleeper.await.unwrap();
+        second.release();
+        let answer = owner.await.unwrap();
+        assert!(matches!(answer, Answer::InProgress { .. }), "{answer:?}");
+        let evidence = ["refund succeeded", "refund declined"];
+        assert_eq!(bed.seen_refund("r").await, seen("processing", "in_progress sent", &evidence, 500));
+        bed.end_leases().await;
+        expect_fresh(bed.refund("r", payment, 500).await, 201);
+        assert_eq!(bed.seen_refund("r").await, seen("succeeded", "completed completed", &evidence, 500));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_refund_that_was_made_though_it_had_failed_is_written_down_and_told_and_changes_nothing() {
     // For this thread, on which the whole test runs.
