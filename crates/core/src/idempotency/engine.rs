@@ -58,7 +58,7 @@ pub enum Hindrance {
         /// When to ask again.
         retry_after: Duration,
     },
-    /// What it acts on is held by others for longer than is waited for: that is told as [`Answer::Unavailable`].
+    /// What it acts on is held by others for longer than is waited for.
     Busy,
 }
 
@@ -191,7 +191,7 @@ pub enum Answer {
         /// What it makes, if it was.
         resource_id: Uuid,
     },
-    /// The database could not be asked, or what is acted on is held by others; nothing was executed.
+    /// The database could not be asked; nothing was executed.
     Unavailable,
     /// The key was written by a newer binary, in a way that this one cannot compare.
     Unreadable,
@@ -407,7 +407,6 @@ impl<O: Operation> Run<'_, O> {
                 }
                 // It does not rule out that an earlier try is still to commit.
                 Ok(Some(Begun::Hindered(_))) if unsettled => {}
-                Ok(Some(Begun::Hindered(Hindrance::Busy))) => return Ok(Answer::Unavailable),
                 Ok(Some(Begun::Hindered(hindrance))) => return Ok(Answer::Hindered(hindrance)),
                 Ok(None) => {
                     if let Ok(Some(known)) =

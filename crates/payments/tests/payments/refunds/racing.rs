@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use semel_core::idempotency::engine::Answer;
+use semel_core::idempotency::engine::{Answer, Hindrance};
 use sqlx::Executor as _;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
@@ -135,7 +135,7 @@ async fn a_refund_of_a_payment_that_others_hold_is_unavailable_and_leaves_its_ke
         others.execute("SELECT FROM payments FOR UPDATE").await.unwrap();
         // It waits for the payment for as long as a lock is waited for.
         let answer = bed.refund("r", payment, 500).await;
-        assert!(matches!(answer, Answer::Unavailable), "{answer:?}");
+        assert!(matches!(answer, Answer::Hindered(Hindrance::Busy)), "{answer:?}");
         others.rollback().await.unwrap();
         assert_eq!(bed.count("SELECT count(*) FROM idempotency_keys WHERE key = 'r'").await, 0);
         expect_fresh(bed.refund("r", payment, 500).await, 201);
