@@ -24,7 +24,6 @@ async fn with_payments(test: impl AsyncFnOnce(Database, Server, Provider)) {
 /// Runs a test over each protocol, each time from the beginning.
 async fn over_both(test: impl AsyncFn(Over, Database, Server, Provider)) {
     for over in Over::BOTH {
-        println!("{over:?}");
         with_payments(async |db, server, provider| test(over, db, server, provider).await).await;
     }
 }

@@ -7,6 +7,11 @@
 //! on how many of a client's keys may be in progress, counted in the database by an index that holds only those. The
 //! engine asks after its look-ups missed and before it claims.
 //!
+//! Requests with one key that arrive at once each hold a token until the claim is decided, a second at most; all but one give
+//! theirs back. Meanwhile some of them, or the client's other new requests, may be told 429 where they would be told 409 or
+//! begin. That is the client's own bucket, nothing is stored, and the retry is answered: to know the one that will claim
+//! before it has claimed would take a second register of keys, in memory, beside the table.
+//!
 //! It does not share buckets between processes: two of them admit twice as much. The count is taken before the claim and not
 //! with it, so claims that begin at the same instant may pass it together.
 
