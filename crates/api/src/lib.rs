@@ -9,6 +9,7 @@
 //! It does not publish events or expire keys. In a crash the database decides: a request has taken effect
 //! whole or not at all, and its retry is told which.
 
+mod access;
 mod arrival;
 mod body;
 mod credentials;

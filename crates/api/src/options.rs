@@ -14,6 +14,7 @@ use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, text};
 use semel_payments::options::{ProviderConfig, ProviderOptions};
 use semel_payments::problem::ProblemBase;
 
+use crate::access::Access;
 use crate::state::Settings;
 use crate::tls::{Tls, TlsFiles};
 
@@ -83,6 +84,9 @@ pub(crate) enum CredentialsAction {
     Create {
         /// The client's name.
         client: ClientId,
+        /// What it may be used for, and nothing else; may be given several times. Everything where it is not given.
+        #[arg(long = "scope", value_enum, value_name = "SCOPE")]
+        scopes: Vec<Access>,
     },
     /// List them, without their secrets.
     List {
@@ -103,6 +107,10 @@ pub(crate) enum CredentialsAction {
         /// Hours for which the others are still taken.
         #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(0..=8760), value_name = "HOURS")]
         overlap_hours: u64,
+        /// What the new one may be used for; may be given several times. Where it is not given, what the others may, if that
+        /// is the same for all of them.
+        #[arg(long = "scope", value_enum, value_name = "SCOPE")]
+        scopes: Vec<Access>,
         #[command(flatten)]
         by: Actor,
     },

@@ -22,5 +22,6 @@ mod provider;
 mod reading;
 mod refunds;
 mod rules;
+mod scopes;
 mod secured;
 mod tls;
