@@ -8,6 +8,7 @@
 
 pub mod currency;
 pub mod driven;
+pub mod evidence;
 pub mod failpoints;
 mod held;
 pub mod metrics;

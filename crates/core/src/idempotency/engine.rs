@@ -73,6 +73,8 @@ pub enum Hindrance {
         /// When to ask again.
         retry_after: Duration,
     },
+    /// What it acts on is held by others for longer than is waited for.
+    Busy,
 }
 
 /// How far a claimed execution was driven.
