@@ -6,6 +6,7 @@
 //! [`orders`] live wholly in our database. [`payments`] and [`refunds`] move money at a [`provider`], which is in no
 //! transaction of ours; [`driven`] drives on what another process left of them, and [`operator`] is for people.
 
+pub mod audit;
 pub mod currency;
 pub mod driven;
 pub mod failpoints;

@@ -11,7 +11,7 @@
 //! In a crash, the rows say where to go on: the same request again under the same key while it is young, then a look-up,
 //! then a fence.
 
-pub mod audit;
+pub(crate) mod audit;
 pub mod create;
 pub mod operator;
 pub mod recovery;

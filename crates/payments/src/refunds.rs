@@ -12,6 +12,7 @@
 //! In a crash, the rows say where to go on: the same request under the same key for as long as the provider recognises it,
 //! then a look-up, then a person.
 
+pub(crate) mod audit;
 pub mod create;
 pub mod operator;
 pub mod recovery;
