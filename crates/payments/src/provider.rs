@@ -5,6 +5,7 @@
 
 pub mod breaker;
 pub mod grpc;
+pub mod stripe;
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -238,4 +239,34 @@ pub trait Provider: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Listed> + Send {
         async { Listed::Unsupported }
     }
+}
+
+/// Returns a success by this name; without one nothing is known.
+fn succeeded(reference: &str) -> Answer {
+    match clean(reference, 255) {
+        reference if reference.is_empty() => {
+            Answer::Unknown { reason: "the provider gave it no name".to_owned() }
+        }
+        reference => Answer::Succeeded { reference },
+    }
+}
+
+/// Returns a decline, with what is kept of the provider's words.
+fn declined(reference: &str, code: &str) -> Answer {
+    let code = clean(code, 63);
+    let code = if code.is_empty() { "declined".to_owned() } else { code };
+    let reference = Some(clean(reference, 255)).filter(|reference| !reference.is_empty());
+    Answer::Declined { reference, code }
+}
+
+/// Cuts a string of the provider to what fits, without control characters.
+fn clean(text: &str, bytes: usize) -> String {
+    let mut clean = String::new();
+    for c in text.chars().filter(|c| !c.is_control()) {
+        if clean.len() + c.len_utf8() > bytes {
+            break;
+        }
+        clean.push(c);
+    }
+    clean
 }

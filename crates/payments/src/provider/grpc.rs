@@ -16,7 +16,7 @@ use tonic::{Code, Request, Response, Status};
 use super::breaker::Breaker;
 use super::{
     Answer, DEADLINE, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider, StoredCharge,
-    StoredRefund,
+    StoredRefund, clean, declined, succeeded,
 };
 use crate::metrics::{PROVIDER_CALLS, PROVIDER_SECONDS};
 
@@ -343,20 +343,6 @@ fn classify_refund(answer: &Refund, sent: &StoredRefund, charge_key: &str) -> An
     }
 }
 
-fn succeeded(reference: &str) -> Answer {
-    match clean(reference, 255) {
-        reference if reference.is_empty() => unknown("the provider gave it no name"),
-        reference => Answer::Succeeded { reference },
-    }
-}
-
-fn declined(reference: &str, code: &str) -> Answer {
-    let code = clean(code, 63);
-    let code = if code.is_empty() { "declined".to_owned() } else { code };
-    let reference = Some(clean(reference, 255)).filter(|reference| !reference.is_empty());
-    Answer::Declined { reference, code }
-}
-
 /// Reads a refusal. What is not certain to have executed nothing is unknown.
 fn refused(call: &str, status: &Status) -> Answer {
     let reason = format!("{:?}: {}", status.code(), clean(status.message(), WORDS));
@@ -401,18 +387,6 @@ fn is_away(status: &Status) -> bool {
         status.code(),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted
     )
-}
-
-/// Cuts a string of the provider to what fits, without control characters.
-fn clean(text: &str, bytes: usize) -> String {
-    let mut clean = String::new();
-    for c in text.chars().filter(|c| !c.is_control()) {
-        if clean.len() + c.len_utf8() > bytes {
-            break;
-        }
-        clean.push(c);
-    }
-    clean
 }
 
 #[cfg(test)]

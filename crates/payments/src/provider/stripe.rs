@@ -1,0 +1,4 @@
+//! The adapter to Stripe.
+
+pub mod classify;
+pub mod objects;
