@@ -7,6 +7,8 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use semel_core::idempotency::engine::EngineError;
 use semel_core::idempotency::{InvalidCommand, InvalidKey};
+use semel_payments::hearing::Unheard;
+use semel_payments::provider::stripe::webhook::InvalidSignature;
 use serde_json::{Value, json};
 use tonic::Code;
 use uuid::Uuid;
@@ -58,6 +60,10 @@ pub(crate) enum ApiError {
     Unsettled { retry_after: Duration },
     #[error("the client begins too much")]
     Limited { retry_after: Duration },
+    #[error("an event that is not believed")]
+    Signature(#[source] InvalidSignature),
+    #[error(transparent)]
+    Unheard(#[from] Unheard),
     #[error("the key has expired")]
     KeyExpired { resource_id: Uuid, location: HeaderValue },
     #[error("whether it was executed is not known")]
@@ -187,7 +193,14 @@ impl ApiError {
                 Kind::TemporarilyUnavailable,
                 "A newer version of the service knows this key. Ask again with the same key and body.",
             ),
-            Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {
+            Self::Signature(error) => Problem::new(Kind::SignatureInvalid, match error {
+                InvalidSignature::Malformed => "Send one header `Stripe-Signature`, as Stripe makes it.",
+                InvalidSignature::Wrong => "No signature is one of ours over this body.",
+                InvalidSignature::OutOfTime => "It was signed more than five minutes from now.",
+            }),
+            Self::Unheard(Unheard::OtherMode) => invalid("livemode", "is that of another endpoint"),
+            Self::Unheard(Unheard::Unreadable(_)) => invalid("", "is no event that can be read"),
+            Self::Unheard(Unheard::Database(_)) | Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {
                 Problem::new(
                     Kind::TemporarilyUnavailable,
                     "The request was not executed. Ask again, with the same key if it has one.",

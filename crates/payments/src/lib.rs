@@ -10,6 +10,7 @@ pub mod audit;
 pub mod currency;
 pub mod driven;
 pub mod failpoints;
+pub mod hearing;
 mod held;
 pub mod metrics;
 pub mod operator;

@@ -13,6 +13,7 @@
 
 pub(crate) mod audit;
 pub mod create;
+pub(crate) mod hearing;
 pub mod operator;
 pub mod recovery;
 pub mod retention;

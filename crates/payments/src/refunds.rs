@@ -14,6 +14,7 @@
 
 pub(crate) mod audit;
 pub mod create;
+pub(crate) mod hearing;
 pub mod operator;
 pub mod recovery;
 pub mod settle;

@@ -23,3 +23,4 @@ mod refunds;
 mod rules;
 mod secured;
 mod tls;
+mod webhooks;

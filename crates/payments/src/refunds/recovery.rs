@@ -155,7 +155,7 @@ impl<P: Provider> Drive<'_, P> {
 }
 
 /// Returns what a definitive answer says.
-fn definitive(answer: &Answer) -> Option<Verdict> {
+pub(crate) fn definitive(answer: &Answer) -> Option<Verdict> {
     match answer {
         Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
         Answer::Declined { reference, code } => {
