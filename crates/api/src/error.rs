@@ -35,7 +35,7 @@ pub(crate) enum ApiError {
     #[error("the body is not said to be plain JSON")]
     MediaType,
     #[error("the body is too large")]
-    BodyTooLarge,
+    BodyTooLarge { limit: usize },
     #[error("the body is too slow")]
     BodyTooSlow,
     #[error("the body ended early")]
@@ -130,9 +130,9 @@ impl ApiError {
                 Kind::UnsupportedMediaType,
                 "Send one `Content-Type: application/json`, in UTF-8, and no `Content-Encoding`.",
             ),
-            Self::BodyTooLarge => {
-                Problem::new(Kind::ContentTooLarge, format!("A body has at most {} bytes.", body::MAX_BYTES))
-                    .with("max_bytes", json!(body::MAX_BYTES))
+            Self::BodyTooLarge { limit } => {
+                Problem::new(Kind::ContentTooLarge, format!("A body has at most {limit} bytes."))
+                    .with("max_bytes", json!(limit))
             }
             Self::BodyTooSlow => Problem::new(
                 Kind::RequestTimeout,
@@ -193,11 +193,7 @@ impl ApiError {
                 Kind::TemporarilyUnavailable,
                 "A newer version of the service knows this key. Ask again with the same key and body.",
             ),
-            Self::Signature(error) => Problem::new(Kind::SignatureInvalid, match error {
-                InvalidSignature::Malformed => "Send one header `Stripe-Signature`, as Stripe makes it.",
-                InvalidSignature::Wrong => "No signature is one of ours over this body.",
-                InvalidSignature::OutOfTime => "It was signed more than five minutes from now.",
-            }),
+            Self::Signature(error) => Problem::new(Kind::SignatureInvalid, sentence(&error.to_string())),
             Self::Unheard(Unheard::OtherMode) => invalid("livemode", "is that of another endpoint"),
             Self::Unheard(Unheard::Unreadable(_)) => invalid("", "is no event that can be read"),
             Self::Unheard(Unheard::Database(_)) | Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {

@@ -14,7 +14,7 @@ use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use http::{HeaderMap, StatusCode};
-use semel_payments::hearing::{Ear, Unheard};
+use semel_payments::hearing::{Ear, Heard, Unheard};
 use semel_payments::provider::Provider;
 use semel_payments::provider::stripe::objects::Event;
 use semel_payments::provider::stripe::webhook::{InvalidSignature, Secrets};
@@ -54,24 +54,26 @@ async fn hear<P: Provider>(
     Extension(hooks): Extension<Arc<(Ear<P>, Secrets)>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (head, body) = request.into_parts();
-    let signature = signature(&head.headers)?;
+    let (parts, body) = request.into_parts();
+    let signature = signature(&parts.headers)?;
     let body = body::read_up_to(body, MAX_BYTES).await?;
     hooks.1.verify(signature, &body, SystemTime::now()).map_err(ApiError::Signature)?;
     let event: Event = serde_json::from_slice(&body).map_err(Unheard::Unreadable)?;
     // A task of its own: a sender that goes away ends the waiting, and not what is half done.
     let work = async move {
         let heard = hooks.0.hear(&api.pool, &event).await;
+        if matches!(heard, Ok(Heard::Settled)) {
+            api.hints.give();
+        }
         drop(place);
-        heard.map(|_| api.hints.give())
+        heard
     };
     let task = api.life.spawn(work.in_current_span());
     match tokio::time::timeout(ANSWER_WITHIN, task).await {
-        Ok(Ok(heard)) => heard?,
-        Ok(Err(_)) => return Err(ApiError::Panicked),
-        Err(_) => return Err(ApiError::DatabaseTooSlow),
+        Ok(Ok(heard)) => Ok(heard.map(|_| StatusCode::OK.into_response())?),
+        Ok(Err(_)) => Err(ApiError::Panicked),
+        Err(_) => Err(ApiError::DatabaseTooSlow),
     }
-    Ok(StatusCode::OK.into_response())
 }
 
 /// Returns the one line that holds the signatures.
