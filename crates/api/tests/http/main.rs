@@ -24,3 +24,4 @@ mod refunds;
 mod rules;
 mod secured;
 mod tls;
+mod webhooks;
