@@ -165,19 +165,21 @@ impl Copies {
 /// A copy that tells what the message went through, this failure included.
 fn told(delivery: &Delivery, error: &str) -> MessageCopy {
     let now = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
-    // A copy that comes back from a retry queue was published by the broker, to the queue.
-    let original = |name, published: &str| match delivery.header(name) {
-        Some(HeaderValue::Text(original)) if failures(delivery) > 0 => original,
-        _ => published.to_owned(),
+    let kept = |name, otherwise: &str| match delivery.header(name) {
+        Some(HeaderValue::Text(kept)) => kept,
+        _ => otherwise.to_owned(),
     };
+    let first_failed_at =
+        if failures(delivery) > 0 { kept(headers::FIRST_FAILED_AT, &now) } else { now.clone() };
     delivery
         .copy()
         .without_header(headers::REASON)
         .without_header(headers::CONSUMER)
         .with_header(headers::ATTEMPTS, i64::from(failures(delivery)) + 1)
-        .with_header(headers::FIRST_FAILED_AT, original(headers::FIRST_FAILED_AT, &now))
-        .with_header(headers::EXCHANGE, original(headers::EXCHANGE, &delivery.exchange))
-        .with_header(headers::ROUTING_KEY, original(headers::ROUTING_KEY, &delivery.routing_key))
+        .with_header(headers::FIRST_FAILED_AT, first_failed_at)
+        // A copy that comes back was published to the queue: by the broker from a retry queue, by a replay from the dead letters.
+        .with_header(headers::EXCHANGE, kept(headers::EXCHANGE, &delivery.exchange))
+        .with_header(headers::ROUTING_KEY, kept(headers::ROUTING_KEY, &delivery.routing_key))
         .with_header(headers::FAILED_AT, now)
         .with_header(headers::ERROR, &error[..error.floor_char_boundary(MAX_ERROR)])
 }

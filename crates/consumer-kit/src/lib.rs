@@ -65,8 +65,11 @@
 
 mod attempts;
 mod builder;
+#[cfg(feature = "command")]
+pub mod command;
 mod consumer;
 mod copies;
+pub mod dead;
 mod error;
 mod event;
 pub mod failpoints;

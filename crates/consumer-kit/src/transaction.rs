@@ -12,7 +12,9 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use semel_core::database::{self, Failure, Loan, failure, sqlstate, within};
 use semel_core::inbox;
+use semel_core::trace::TraceContext;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
+use tracing::{Instrument as _, Span};
 use uuid::Uuid;
 
 use crate::builder::Settings;
@@ -111,7 +113,8 @@ async fn transact<H: Handler>(
             effects.push(Effect::Duplicate);
             continue;
         }
-        let handling = tokio::time::timeout(budget, shared.handler.handle(&mut tx, event));
+        let span = span(&shared.settings.name, &event);
+        let handling = tokio::time::timeout(budget, shared.handler.handle(&mut tx, event)).instrument(span);
         let setback = match AssertUnwindSafe(handling).catch_unwind().await {
             Ok(Ok(Ok(()))) => {
                 effects.push(Effect::Taken);
@@ -129,6 +132,18 @@ async fn transact<H: Handler>(
     }
     commit(tx, limit).await?;
     Ok(effects)
+}
+
+/// What the handler's lines in the log stand in, by which they are found from the request that the event goes back to.
+fn span<T>(consumer: &str, event: &Event<T>) -> Span {
+    let trace: Option<TraceContext> = event.trace_context.as_deref().and_then(|trace| trace.parse().ok());
+    tracing::info_span!(
+        "handle",
+        consumer,
+        event_id = %event.id,
+        trace_id = trace.map(TraceContext::trace_id),
+        span_id = trace.map(TraceContext::span_id),
+    )
 }
 
 async fn commit(mut tx: Transaction<'_, Postgres>, limit: Duration) -> Result<(), Setback> {
