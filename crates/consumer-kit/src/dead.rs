@@ -2,9 +2,10 @@
 //!
 //! It promises:
 //!
-//! * **Looking changes nothing.** Letters are held unacknowledged and given back by closing the channel, which returns them to
-//!   their places; so no letter is lost, and their order stays. Only how often they were delivered is counted on, towards a
-//!   limit that nobody reaches.
+//! * **Looking changes nothing.** Letters are held unacknowledged, all that are there, and given back together by closing the
+//!   channel; so no letter is lost, and their order stays. Only how often they were delivered is counted on, towards a limit
+//!   that nobody reaches. A command that is broken off, or one that does not hold all of them, may move those it held behind
+//!   others.
 //! * **No letter lost by a replay.** Its copy goes to the consumer's *own* queue, mandatory and confirmed, before the letter is
 //!   acknowledged. A crash in between leaves both: the event is replayed twice, and the second is a duplicate.
 //! * **No effect twice.** A replayed letter is deduplicated like any message. One that is older than what the consumer
@@ -17,9 +18,10 @@
 //! Letters that another command holds at the time are not seen. What a command holds is bounded: it looks at 16,384 letters, or
 //! 64 MiB, and says when more may be behind those.
 //!
-//! The order is that of rabbit's quorum queues: what one consumer holds is returned, sorted as it was taken, when its channel is
-//! gone, and is delivered before anything else. `basic.get` would not do: each such message is held by a consumer of its own,
-//! and those are returned one after another in no order.
+//! The order relies on quorum queues of RabbitMQ, 3.10 as 4.x: what one consumer holds is returned, sorted as it was taken, when
+//! its channel is gone, and is delivered before what never was delivered. `basic.get` would not do: each such message is held by
+//! a consumer of its own, and those are returned one after another in no order. RabbitMQ 4 gives a queue a delivery limit of 20
+//! unless it has one of its own, which `<queue>.dead` has.
 
 mod desk;
 mod letter;
@@ -163,21 +165,20 @@ impl DeadLetters {
     /// When broker or database cannot be used.
     pub async fn list(&self, filter: &Filter, limit: usize) -> Result<Seen, DeadError> {
         let now = self.now().await?;
-        // Without a filter, what is listed is what is looked at.
-        let most = if filter.is_all() { limit.min(MOST_HELD) } else { MOST_HELD };
-        let mut walk = Walk::open(self, most, usize::MAX).await?;
-        let mut letters = Vec::new();
-        while letters.len() < limit
-            && let Some((letter, _)) = walk.next().await?
-        {
-            if filter.takes(&letter, now) {
-                letters.push(letter);
+        let mut walk = Walk::open(self, MOST_HELD).await?;
+        let (mut letters, mut bound) = (Vec::new(), None);
+        let walked = loop {
+            match walk.next().await {
+                Ok(Some((letter, _))) if !filter.takes(&letter, now) => {}
+                Ok(Some((letter, _))) if letters.len() < limit => letters.push(letter),
+                Ok(Some(_)) => bound = Some(Bound::Limit),
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
             }
-        }
-        let bound =
-            if letters.len() >= limit && !walk.is_at_end() { Some(Bound::Limit) } else { walk.bound() };
+        };
+        let bound = bound.or(walk.bound());
         walk.close().await;
-        Ok(Seen { letters, bound })
+        walked.map(|()| Seen { letters, bound })
     }
 
     /// Looks for one letter; `None` if it is not there. The second value is its payload.
@@ -186,17 +187,20 @@ impl DeadLetters {
     ///
     /// As [`list`](Self::list).
     pub async fn show(&self, which: &Which) -> Result<Option<(Letter, Vec<u8>)>, DeadError> {
-        let mut walk = Walk::open(self, MOST_HELD, usize::MAX).await?;
+        let mut walk = Walk::open(self, MOST_HELD).await?;
         let mut found = None;
-        while found.is_none()
-            && let Some((letter, delivery)) = walk.next().await?
-        {
-            if which.is(&letter) {
-                found = Some((letter, delivery.body));
+        let walked = loop {
+            match walk.next().await {
+                Ok(Some((letter, delivery))) if found.is_none() && which.is(&letter) => {
+                    found = Some((letter, delivery.body));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break Ok(found),
+                Err(error) => break Err(error),
             }
-        }
+        };
         walk.close().await;
-        Ok(found)
+        walked
     }
 
     /// When the consumer took effect of an event, as far as it remembers.

@@ -1,9 +1,8 @@
 //! Decisions about dead letters, carried out in waves.
 //!
-//! Of each wave, first the decision is written down; then, for a replay, the copies are published and confirmed; then the
+//! A survey goes first: it tells how many letters can be held, and so how many the broker may send while others are being
+//! put back. Of each wave, first the decision is written down; then, for a replay, the copies are published and confirmed; then the
 //! letters are acknowledged.
-
-use std::collections::BTreeSet;
 
 use semel_broker::{Delivery, Outcome, Outgoing, Publisher, Settled};
 use semel_core::database;
@@ -18,12 +17,11 @@ use crate::copies::headers;
 #[cfg(feature = "failpoints")]
 use crate::failpoints;
 
-/// Most letters of a wave, and what a walk holds at first. It holds more only where more than this are not meant.
-const WAVE: usize = 256;
+/// Most letters of a wave. The broker's channel keeps acknowledgements back while more than 32 of them are on their way to a
+/// quorum queue (`quorum_commands_soft_limit`), and forgets those when it is closed: their letters would be here again.
+const WAVE: usize = 16;
 /// Most bytes of payload of a wave.
 const WAVE_BYTES: usize = 4 * 1024 * 1024;
-/// A walk that is full of letters that are not meant begins anew with so many times the room.
-const GROWTH: usize = 8;
 
 /// What is done with letters.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -85,8 +83,6 @@ struct Desk<'a> {
     tell: &'a mut (dyn FnMut(&Letter, Fate) + Send),
     now: OffsetDateTime,
     publisher: Option<Publisher>,
-    /// Letters that stay and were told of, by what tells them apart: a walk that begins anew meets them again.
-    told: BTreeSet<(Option<String>, Option<OffsetDateTime>, usize)>,
     decided: Decided,
 }
 
@@ -108,15 +104,8 @@ impl DeadLetters {
     ) -> Result<Decided, DeadError> {
         self.sees_that_decisions_can_be_written_down().await?;
         let now = self.now().await?;
-        let mut desk = Desk {
-            letters: self,
-            decision,
-            tell,
-            now,
-            publisher: None,
-            told: BTreeSet::new(),
-            decided: Decided::default(),
-        };
+        let mut desk =
+            Desk { letters: self, decision, tell, now, publisher: None, decided: Decided::default() };
         let result = desk.run().await;
         if let Some(publisher) = desk.publisher.take() {
             publisher.close().await;
@@ -134,39 +123,34 @@ impl DeadLetters {
 
 impl Desk<'_> {
     async fn run(&mut self) -> Result<(), DeadError> {
-        // What is only looked at stays held.
-        let mut window = if self.decision.is_dry_run { MOST_HELD } else { WAVE };
-        let mut left = usize::MAX;
-        loop {
-            let mut walk = Walk::open(self.letters, window, left).await?;
-            let done_before = self.decided.done;
-            let ended = self.walk(&mut walk, &mut left).await;
-            let (bound, window_was) = (walk.bound(), walk.window());
-            let could_hold_more = bound == Some(Bound::Held) && !walk.holds_too_many_bytes();
-            let is_enough = self.decided.done >= self.decision.limit;
-            walk.close().await;
-            ended?;
-            // Of those that were there at first, the others are still to be looked at.
-            left = left.saturating_sub(self.decided.done - done_before);
-            if is_enough || !could_hold_more || window_was >= MOST_HELD {
-                self.decided.bound = if is_enough && bound.is_some() { Some(Bound::Limit) } else { bound };
-                return Ok(());
-            }
-            window = (window * GROWTH).min(MOST_HELD);
+        let mut survey = Walk::open(self.letters, MOST_HELD).await?;
+        if self.decision.is_dry_run {
+            let surveyed = self.walk(&mut survey).await;
+            self.decided.bound = self.decided.bound.or(survey.bound());
+            survey.close().await;
+            return surveyed;
         }
+        let surveyed = survey.to_end().await;
+        let (bound, there) = (survey.bound(), survey.passed());
+        survey.close().await;
+        surveyed?;
+        let mut walk = Walk::open(self.letters, there).await?;
+        let walked = self.walk(&mut walk).await;
+        let others = walk.bound().filter(|bound| *bound == Bound::Others);
+        self.decided.bound = self.decided.bound.or(bound).or(others);
+        walk.close().await;
+        walked
     }
 
-    /// Walks until the end, or until all that the walk may hold is not meant.
-    async fn walk(&mut self, walk: &mut Walk, left: &mut usize) -> Result<(), DeadError> {
-        *left = (*left).min(walk.there());
+    /// Walks to the end, also when as many as may be are decided about: see [`Walk::to_end`].
+    async fn walk(&mut self, walk: &mut Walk) -> Result<(), DeadError> {
         let (mut wave, mut bytes): (Vec<Held>, usize) = (Vec::new(), 0);
         loop {
-            let wanted = self.decision.limit.saturating_sub(self.decided.done);
-            let is_complete = wave.len() >= WAVE.min(wanted) || bytes >= WAVE_BYTES;
+            let is_complete = wave.len() >= WAVE || bytes >= WAVE_BYTES;
             let next = if is_complete { None } else { walk.next().await? };
             match next {
                 Some((letter, delivery)) => {
-                    if self.is_meant(&letter) {
+                    if self.is_meant(&letter, wave.len()) {
                         bytes += delivery.body.len();
                         wave.push((letter, delivery));
                     }
@@ -180,25 +164,28 @@ impl Desk<'_> {
         }
     }
 
-    fn is_meant(&mut self, letter: &Letter) -> bool {
-        let Decision { verdict, message_id, filter, is_forced, .. } = self.decision;
+    /// Whether the decision is carried out on a letter, beside so many others that it is about to be carried out on.
+    fn is_meant(&mut self, letter: &Letter, others: usize) -> bool {
+        let Decision { verdict, message_id, filter, is_forced, limit, .. } = self.decision;
         let is_meant = match message_id {
             Some(id) => letter.message_id.as_deref() == Some(id),
             None => filter.takes(letter, self.now),
         };
-        if !is_meant || *verdict == Verdict::Discard || *is_forced {
-            return is_meant;
+        if !is_meant {
+            return false;
         }
         let remembered = self.now - self.letters.retention;
-        if letter.oldest_effect().is_some_and(|since| since > remembered) {
-            return true;
-        }
-        let key = (letter.message_id.clone(), letter.failed_at, letter.payload_bytes);
-        if self.told.insert(key) {
+        let is_too_old = letter.oldest_effect().is_none_or(|since| since <= remembered);
+        if *verdict == Verdict::Replay && is_too_old && !is_forced {
             self.decided.too_old += 1;
             (self.tell)(letter, Fate::TooOld);
+            return false;
         }
-        false
+        if self.decided.done + others >= *limit {
+            self.decided.bound = Some(Bound::Limit);
+            return false;
+        }
+        true
     }
 
     async fn settle(&mut self, walk: &mut Walk, wave: Vec<Held>) -> Result<(), DeadError> {

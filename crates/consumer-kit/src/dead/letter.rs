@@ -125,10 +125,6 @@ pub struct Filter {
 }
 
 impl Filter {
-    pub(super) fn is_all(&self) -> bool {
-        *self == Self::default()
-    }
-
     pub(super) fn takes(&self, letter: &Letter, now: OffsetDateTime) -> bool {
         let is = |wanted: &Option<String>, there: &Option<String>| wanted.is_none() || wanted == there;
         // What tells no time is neither old nor new.

@@ -1,4 +1,8 @@
 //! A walk along the dead letters, oldest first, that holds what it has passed.
+//!
+//! A quorum queue keeps what was returned apart from what never was delivered, and delivers it first; but what is returned once
+//! more goes behind the others of these. So a walk goes to the end, whatever it looks for: all that it holds is then returned
+//! together, sorted as it was taken, and nothing of it has been overtaken.
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +30,9 @@ pub(super) struct Walk {
     connection: Connection,
     queue: String,
     depth: Depth,
-    /// How many letters were there when it began, of those it may see.
+    /// How many letters were there when it began.
     there: usize,
-    /// How many may be held.
+    /// How many of them it passes.
     window: usize,
     passed: usize,
     passed_bytes: usize,
@@ -38,16 +42,16 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Begins at the oldest letter. It passes `most` letters at most, of which it holds up to `window` unacknowledged.
-    pub(super) async fn open(letters: &DeadLetters, window: usize, most: usize) -> Result<Self, DeadError> {
+    /// Begins at the oldest letter. It passes `window` letters at most.
+    pub(super) async fn open(letters: &DeadLetters, window: usize) -> Result<Self, DeadError> {
         let queue = letters.dead_queue();
         let connection = Connection::open(&letters.broker, &letters.name()).await?;
         let depth = inspect::look_at(&connection, &queue).await?;
-        let there = usize::try_from(depth.ready).unwrap_or(usize::MAX).min(most);
+        let there = usize::try_from(depth.ready).unwrap_or(usize::MAX);
         let window = window.min(there);
         // All that it may hold comes to one consumer: only so the broker returns it in its order.
         let prefetch = u16::try_from(window).unwrap_or(u16::MAX);
-        let subscription = if there == 0 {
+        let subscription = if window == 0 {
             None
         } else {
             Some(Subscription::open(&letters.broker, &letters.name(), &queue, prefetch).await?)
@@ -67,9 +71,10 @@ impl Walk {
         })
     }
 
-    /// The next letter; `None` at the end, or when it holds as much as it may.
+    /// The next letter; `None` at the end, or when it holds as many bytes as it may.
     pub(super) async fn next(&mut self) -> Result<Option<(Letter, Delivery)>, DeadError> {
-        if self.is_at_end() || self.is_full() {
+        let held_bytes = self.passed_bytes - self.acknowledged_bytes;
+        if self.passed >= self.window || self.is_short || held_bytes >= MOST_HELD_BYTES {
             return Ok(None);
         }
         let Some(subscription) = &mut self.subscription else { return Ok(None) };
@@ -89,35 +94,23 @@ impl Walk {
         self.acknowledged_bytes += bytes;
     }
 
-    pub(super) fn is_at_end(&self) -> bool {
-        self.passed >= self.there || self.is_short
+    /// Passes all that is left.
+    pub(super) async fn to_end(&mut self) -> Result<(), DeadError> {
+        while self.next().await?.is_some() {}
+        Ok(())
     }
 
-    /// Whether it holds as much as it may.
-    pub(super) fn is_full(&self) -> bool {
-        self.passed - self.acknowledged >= self.window || self.holds_too_many_bytes()
-    }
-
-    pub(super) fn holds_too_many_bytes(&self) -> bool {
-        self.passed_bytes - self.acknowledged_bytes >= MOST_HELD_BYTES
-    }
-
-    /// How many it may hold.
-    pub(super) fn window(&self) -> usize {
-        self.window
-    }
-
-    /// How many it may pass.
-    pub(super) fn there(&self) -> usize {
-        self.there
+    /// How many letters it has passed.
+    pub(super) fn passed(&self) -> usize {
+        self.passed
     }
 
     /// Why there may be more than it has passed.
     pub(super) fn bound(&self) -> Option<Bound> {
-        if !self.is_at_end() {
-            Some(Bound::Held)
-        } else if self.is_short || self.depth.consumers > 0 {
+        if self.is_short || self.depth.consumers > 0 {
             Some(Bound::Others)
+        } else if self.passed < self.there {
+            Some(Bound::Held)
         } else {
             None
         }

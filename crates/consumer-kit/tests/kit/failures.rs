@@ -81,7 +81,7 @@ async fn publish_without_id(exchange: &str) {
     publish_as_it_is(exchange, BasicProperties::default(), br#"{"act":"Succeed"}"#).await;
 }
 
-async fn publish_as_it_is(exchange: &str, properties: BasicProperties, body: &[u8]) {
+pub(crate) async fn publish_as_it_is(exchange: &str, properties: BasicProperties, body: &[u8]) {
     let url = std::env::var("AMQP_URL").unwrap();
     let connection = lapin::Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();

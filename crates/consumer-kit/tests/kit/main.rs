@@ -5,6 +5,7 @@
 mod batches;
 mod counters;
 mod database;
+mod dead;
 mod effects;
 mod failures;
 mod life;
