@@ -145,8 +145,7 @@ async fn a_person_sees_replays_and_discards_dead_letters_and_leaves_a_trace() ->
     // Whoever consumes the ledger's own events hears of each booking.
     let heard = || async {
         let heard = tap.messages().map_err(|error| error.to_string())?;
-        let posted =
-            heard.iter().filter(|message| message.routing_key == "ledger_transaction.LedgerPosted").count();
+        let posted = heard.iter().filter(|message| message.event_type == "LedgerPosted").count();
         if posted == 3 { Ok(()) } else { Err(format!("{posted}")) }
     };
     eventually("three bookings to be told of", SOON, heard).await

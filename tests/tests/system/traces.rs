@@ -92,7 +92,7 @@ async fn a_trace_goes_on_through_the_ledger_into_its_log_and_its_own_events() ->
     let posted = eventually("the ledger's own event", SOON, || {
         let messages = tap.messages().map_err(|error| error.to_string());
         let posted = messages.and_then(|all| {
-            let posted = all.iter().find(|message| message.routing_key.ends_with("LedgerPosted")).cloned();
+            let posted = all.iter().find(|message| message.event_type == "LedgerPosted").cloned();
             posted.ok_or_else(|| format!("{all:?}"))
         });
         async { posted }
