@@ -142,6 +142,10 @@ impl MessageCopy {
         Self { properties: Box::new(properties), headers: BTreeMap::new(), body }
     }
 
+    pub(crate) fn properties(&self) -> &BasicProperties {
+        &self.properties
+    }
+
     /// Leaves out the original's header of that name.
     #[must_use]
     pub fn without_header(mut self, name: &str) -> Self {

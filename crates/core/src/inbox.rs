@@ -1,4 +1,9 @@
 //! Once-only effects of a consumer: a row per consumer and event, in the effect's own transaction.
+//!
+//! [`order`] and [`parked`] are for a consumer that takes effect of an aggregate's events in their order.
+
+pub mod order;
+pub mod parked;
 
 use std::time::Duration;
 
