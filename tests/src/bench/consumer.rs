@@ -7,7 +7,7 @@ mod stage;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::ValueEnum;
 
 use self::stage::{Drained, Sent, Stage};
