@@ -1,7 +1,9 @@
 //! Once-only effects of a consumer: a row per consumer and event, in the effect's own transaction.
 //!
-//! [`order`] and [`parked`] are for a consumer that takes effect of an aggregate's events in their order.
+//! [`order`] and [`parked`] are for a consumer that takes effect of an aggregate's events in their order, [`operator`] for people
+//! who look at what is parked.
 
+pub mod operator;
 pub mod order;
 pub mod parked;
 
