@@ -9,6 +9,7 @@ mod effects;
 mod failures;
 mod life;
 mod line;
+mod order;
 mod rehearsals;
 mod script;
 mod support;
