@@ -83,7 +83,7 @@ struct Show {
 /// Which letters are meant.
 #[derive(Args, Clone, Debug)]
 struct FilterOptions {
-    /// Dead for one of these reasons: `invalid`, `permanent`, `exhausted`, or the broker's own, such as `delivery_limit`.
+    /// Dead for one of these reasons: `invalid`, `permanent`, `exhausted`, `stale`, or the broker's own, such as `delivery_limit`.
     #[arg(long, value_delimiter = ',', value_name = "REASONS")]
     dead_reason: Vec<String>,
     /// Of this type.

@@ -63,6 +63,7 @@
 //! Messages are handled side by side and in no order. It does not purge `processed_events`: keep its rows longer than the
 //! longest time after which a message may be delivered again.
 
+mod aggregate;
 mod attempts;
 mod builder;
 #[cfg(feature = "command")]
@@ -74,13 +75,17 @@ mod error;
 mod event;
 pub mod failpoints;
 mod handler;
+mod lanes;
 mod message;
 pub mod metrics;
+mod parking;
+mod retrier;
 mod session;
 pub mod testing;
 mod told;
 mod transaction;
 
+pub use aggregate::{Ordering, VersionGuard};
 pub use builder::{ConsumerBuilder, InvalidConsumer, Readiness, TopologyMode};
 pub use consumer::Consumer;
 pub use copies::headers;

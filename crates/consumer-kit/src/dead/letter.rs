@@ -30,7 +30,7 @@ pub struct Letter {
     pub aggregate_version: Option<i64>,
     /// When the event was written.
     pub created_at: Option<OffsetDateTime>,
-    /// Why it is dead: the kit's word (`invalid`, `permanent`, `exhausted`), or the broker's (`delivery_limit`, `rejected`, …).
+    /// Why it is dead: the kit's word (`invalid`, `permanent`, `exhausted`, `stale`), or the broker's (`delivery_limit`, `rejected`, …).
     pub reason: String,
     /// What the decoder or the handler said last. Of an invalid message it may quote the payload.
     pub error: Option<String>,

@@ -10,6 +10,7 @@ mod effects;
 mod failures;
 mod life;
 mod line;
+mod order;
 mod rehearsals;
 mod script;
 mod support;
