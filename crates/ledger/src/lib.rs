@@ -46,6 +46,10 @@ pub async fn run(options: Options) -> Result<(), Failure> {
             semel_core::schema::migrate(&options.database.url()?, &SETS).await?;
             return Ok(());
         }
+        Some(Command::Parked(command)) => {
+            let pool = database::pool(&options.database.url()?, "semel-ledger parked", 1);
+            return command.run(CONSUMER, &pool).await;
+        }
         Some(Command::Dead(command)) => {
             let pool = database::pool(&options.database.url()?, "semel-ledger dead", 1);
             return command

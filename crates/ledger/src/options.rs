@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use semel_consumer_kit::BrokerUrl;
-use semel_consumer_kit::command::DeadCommand;
+use semel_consumer_kit::command::{DeadCommand, ParkedCommand};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
@@ -62,6 +62,8 @@ pub(crate) enum Command {
     Migrate,
     /// Dead letters: events that were given up on, and what a person decides about them.
     Dead(DeadCommand),
+    /// Events that wait in the order of their aggregate, and what a person decides about them.
+    Parked(ParkedCommand),
 }
 
 /// What is done about exchange and queues at start.

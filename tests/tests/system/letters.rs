@@ -1,4 +1,4 @@
-//! `semel-ledger dead`: what people see of dead letters, and what they decide; and what the ledger tells of itself.
+//! `semel-ledger dead` and `parked`: what people see, and what they decide; and what the ledger tells of its balances.
 
 use std::process::Output;
 use std::time::Duration;
@@ -60,12 +60,8 @@ impl Desk {
         eventually(&format!("the ledger to count {outcome}"), SOON, look).await
     }
 
-    /// Runs the program as a person would.
     async fn dead(&self, arguments: &[&str], env: &[(&str, &str)]) -> Result<Output> {
-        let mut command = tokio::process::Command::new(binary("semel-ledger")?);
-        command.env_clear().envs(self.place.environment()).envs(env.iter().copied()).kill_on_drop(true);
-        command.env("DATABASE_URL", self.place.books.url()).arg("dead").args(arguments);
-        Ok(tokio::time::timeout(SOON, command.output()).await??)
+        command(&self.place, &[&["dead"], arguments].concat(), env).await
     }
 
     async fn printed(&self, arguments: &[&str]) -> Result<String> {
@@ -92,6 +88,14 @@ impl Desk {
         ensure!(self.bookings().await? == (orders, orders), "booked twice: {:?}", self.bookings().await?);
         Ok(())
     }
+}
+
+/// Runs the program as a person would.
+async fn command(place: &Place, arguments: &[&str], env: &[(&str, &str)]) -> Result<Output> {
+    let mut command = tokio::process::Command::new(binary("semel-ledger")?);
+    command.env_clear().envs(place.environment()).envs(env.iter().copied()).kill_on_drop(true);
+    command.env("DATABASE_URL", place.books.url()).args(arguments);
+    Ok(tokio::time::timeout(SOON, command.output()).await??)
 }
 
 #[tokio::test]
@@ -210,5 +214,62 @@ async fn balances_are_told_at_an_address_of_their_own() -> Result<()> {
     // And nowhere else.
     let admin = reqwest::get(format!("http://127.0.0.1:{}/balances", ledger.admin)).await?;
     assert_eq!(admin.status().as_u16(), 404);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_person_sees_retries_and_discards_parked_events_and_leaves_a_trace() -> Result<()> {
+    let place = Place::make(&Services::from_env()?).await?;
+    let mut books = place.books.connect().await?;
+    // Of two orders, one with two followers, that failed and wait for an hour.
+    let park = "INSERT INTO parked_events (consumer, event_id, aggregate_type, aggregate_id, event_type, exchange, routing_key,
+            properties, payload, reason, error, attempts, first_failed_at, last_failed_at, next_attempt_at)
+        SELECT 'ledger', md5(n::TEXT)::UUID, 'order', CASE n WHEN 4 THEN 'b' ELSE 'a' END, 'OrderPlaced', 'e', 'k', '{}',
+            's3cret', CASE WHEN n IN (1, 4) THEN 'failed' ELSE 'behind' END, CASE WHEN n IN (1, 4) THEN 'closed' END,
+            CASE WHEN n IN (1, 4) THEN 7 ELSE 0 END, failed_at, failed_at, failed_at + INTERVAL '1 hour'
+        FROM generate_series(1, 4) AS n, LATERAL (SELECT CASE WHEN n IN (1, 4) THEN now() END) AS at (failed_at)
+        ORDER BY n";
+    books.execute(park).await?;
+    let run = async |arguments: &[&str]| -> Result<String> {
+        let output = command(&place, &[&["parked"], arguments].concat(), &[]).await?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let all: Value = serde_json::from_str(&run(&["list", "--json"]).await?)?;
+    let ids: Vec<&str> =
+        all.as_array().context("a list")?.iter().filter_map(|event| event["event_id"].as_str()).collect();
+    assert_eq!(ids.len(), 4, "{all}");
+    assert_eq!((&all[0]["error"], &all[1]["reason"]), (&"closed".into(), &"behind".into()));
+    assert_eq!(run(&["list", "--aggregate-id", "b"]).await?.lines().count(), 2);
+    let shown = run(&["show", ids[0]]).await?;
+    ensure!(shown.contains("attempts: 7") && !format!("{all}{shown}").contains("s3cret"), "{shown}");
+    ensure!(run(&["show", ids[0], "--payload", "--json"]).await?.contains("s3cret"));
+
+    let behind = command(&place, &[&["parked", "retry", ids[1]], &WHY[..]].concat(), &[]).await?;
+    assert_eq!((behind.status.code(), behind.stdout.as_slice()), (Some(1), &b""[..]), "{behind:?}");
+    let dry = run(&["retry", "--all", "--dry-run"]).await?;
+    assert_eq!(dry, format!("{} would be retried\n{} would be retried\n", ids[0], ids[3]));
+    let states = async |books: &mut sqlx::PgConnection| -> Result<Vec<(String, i32, Option<bool>)>> {
+        let states =
+            "SELECT event_id::TEXT, attempts, next_attempt_at <= clock_timestamp() FROM parked_events
+            ORDER BY parked_id";
+        Ok(sqlx::query_as(states).fetch_all(books).await?)
+    };
+    let state = |id: &str, attempts, due| (id.to_owned(), attempts, due);
+    let [a, b, c, d] = [ids[0], ids[1], ids[2], ids[3]];
+    let untouched =
+        [state(a, 7, Some(false)), state(b, 0, None), state(c, 0, None), state(d, 7, Some(false))];
+    assert_eq!(states(&mut books).await?, untouched);
+    assert_eq!(run(&[&["retry", a], &WHY[..]].concat()).await?, format!("{a} retried\n"));
+    assert_eq!(states(&mut books).await?[0], state(a, 0, Some(true)));
+    // The next one of the aggregate comes after it.
+    assert_eq!(run(&[&["discard", a], &WHY[..]].concat()).await?, format!("{a} discarded\n"));
+    assert_eq!(states(&mut books).await?[..2], [state(b, 0, Some(true)), state(c, 0, None)]);
+    let rest: Value =
+        serde_json::from_str(&run(&[&["discard", "--all", "--json"], &WHY[..]].concat()).await?)?;
+    assert_eq!(rest["event_ids"], Value::from(vec![d]), "followers are not meant");
+    let audit = "SELECT action, count(*) FROM operator_actions WHERE actor = 'ada' GROUP BY 1 ORDER BY 1";
+    let audit: Vec<(String, i64)> = sqlx::query_as(audit).fetch_all(&mut books).await?;
+    assert_eq!(audit, [("parked discard".to_owned(), 2), ("parked retry".to_owned(), 1)]);
     Ok(())
 }
