@@ -19,7 +19,7 @@ use futures_util::StreamExt;
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions,
 };
-use lapin::types::FieldTable;
+use lapin::types::{FieldTable, ShortString};
 use lapin::{Acker, BasicProperties, Channel, Consumer};
 
 use crate::connection::{ANSWER_LIMIT, CLOSE_LIMIT, Connection, REPLY_SUCCESS};
@@ -213,7 +213,7 @@ impl Delivery {
     /// The message's own id, as it stands, whether or not it is one of an event.
     #[must_use]
     pub fn message_id(&self) -> Option<&str> {
-        self.properties.message_id().as_ref().map(|id| id.as_str())
+        self.properties.message_id().as_ref().map(ShortString::as_str)
     }
 
     /// Why the broker itself moved the message here, if it did.

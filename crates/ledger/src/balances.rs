@@ -34,7 +34,7 @@ pub(crate) async fn answer(pool: PgPool, asked: Asked) -> Answer {
         Ok(balances) => {
             let is_full = i64::try_from(balances.len()).is_ok_and(|count| count == page.limit);
             let next = balances.last().filter(|_| is_full).map(|last| next(&page, last));
-            let balances: Vec<_> = balances.into_iter().map(shown).collect();
+            let balances: Vec<_> = balances.iter().map(shown).collect();
             told(200, &json!({ "balances": balances, "next": next }))
         }
         Err(error) => {
@@ -48,7 +48,7 @@ fn told(status: u16, body: &Value) -> Answer {
     Answer::new(status, "application/json", format!("{body}\n"))
 }
 
-fn shown(balance: store::Balance) -> Value {
+fn shown(balance: &store::Balance) -> Value {
     json!({
         "client_id": balance.client_id,
         "account": balance.account,

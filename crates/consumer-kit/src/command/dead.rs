@@ -175,7 +175,7 @@ async fn show(letters: &DeadLetters, asked: &Show) -> Outcome<()> {
     };
     let took_effect_at = letters.took_effect_at(&letter).await?;
     let payload = asked.payload.then(|| String::from_utf8_lossy(&payload).into_owned());
-    let value = dossier(&letter, took_effect_at, payload);
+    let value = dossier(&letter, took_effect_at, payload.as_deref());
     say(&if asked.json { pretty(&value) } else { lines(&value) })
 }
 
@@ -311,7 +311,7 @@ fn summary(letter: &Letter) -> Value {
     })
 }
 
-fn dossier(letter: &Letter, took_effect_at: Option<OffsetDateTime>, payload: Option<String>) -> Value {
+fn dossier(letter: &Letter, took_effect_at: Option<OffsetDateTime>, payload: Option<&str>) -> Value {
     json!({
         "message_id": letter.message_id,
         "event_id": letter.event_id,

@@ -130,7 +130,7 @@ impl Desk<'_> {
             survey.close().await;
             return surveyed;
         }
-        let surveyed = survey.to_end().await;
+        let surveyed = survey.finish().await;
         let (bound, there) = (survey.bound(), survey.passed());
         survey.close().await;
         surveyed?;
@@ -142,7 +142,7 @@ impl Desk<'_> {
         walked
     }
 
-    /// Walks to the end, also when as many as may be are decided about: see [`Walk::to_end`].
+    /// Walks to the end, also when as many as may be are decided about: see [`Walk::finish`].
     async fn walk(&mut self, walk: &mut Walk) -> Result<(), DeadError> {
         let (mut wave, mut bytes): (Vec<Held>, usize) = (Vec::new(), 0);
         loop {

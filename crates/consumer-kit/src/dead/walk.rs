@@ -95,7 +95,7 @@ impl Walk {
     }
 
     /// Passes all that is left.
-    pub(super) async fn to_end(&mut self) -> Result<(), DeadError> {
+    pub(super) async fn finish(&mut self) -> Result<(), DeadError> {
         while self.next().await?.is_some() {}
         Ok(())
     }
