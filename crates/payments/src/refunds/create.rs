@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use semel_core::derive;
-use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded};
+use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded, Terms};
 use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
 use semel_core::idempotency::{Scope, StoredResponse};
 use semel_core::look_up_key;
@@ -62,8 +62,17 @@ impl<P: Provider> Operation for MakeRefund<P> {
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &CreateRefund,
-        retention: Duration,
+        terms: &Terms<'_>,
     ) -> Result<Option<Begun>, sqlx::Error> {
+        let looked = self.look_up(&mut *connection, key.scope).await?;
+        if looked.is_something() {
+            return Ok(Begun::known(looked));
+        }
+        if let Some(most) = terms.most_in_progress()
+            && store::count_in_progress(&mut *connection, &key.scope.client, most).await? >= most
+        {
+            return Ok(Some(Begun::Limited));
+        }
         let payment = payments::refundable(&mut *connection, &key.scope.client, command.payment_id).await?;
         let Some(payment) = payment else { return Ok(Some(Begun::Hindered(Hindrance::Missing))) };
         match payment.status.as_str() {
@@ -81,7 +90,7 @@ impl<P: Provider> Operation for MakeRefund<P> {
             // Of what moved no money, and never will, nothing is left either.
             _ => {}
         }
-        refuse(connection, &self.payments.problems, key, command, &payment, retention).await
+        refuse(connection, &self.payments.problems, key, command, &payment, terms.retention).await
     }
 
     async fn proceed(
