@@ -4,3 +4,5 @@
 pub const BEFORE_COMMIT: &str = "inbox.before_commit";
 /// The transaction is committed, the message is not acknowledged.
 pub const AFTER_COMMIT: &str = "inbox.after_commit";
+/// The message is acknowledged, as far as this side knows.
+pub const AFTER_ACK: &str = "inbox.after_ack";
