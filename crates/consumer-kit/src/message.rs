@@ -169,6 +169,7 @@ async fn settle_alone<H: Handler>(
         Verdict::Park { .. } | Verdict::Wait => return Ok(()),
     };
     told_settled(shared, outcome, settled);
+    semel_core::failpoint!(crate::failpoints::AFTER_ACK);
     signals.settled.notify_one();
     Ok(())
 }

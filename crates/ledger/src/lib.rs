@@ -25,7 +25,7 @@ pub use booking::{
     AGGREGATE_TYPE, Book, CONSUMER, LEDGER_POSTED, ORDER_PLACED, OrderPlaced, PAYMENT_CREATED,
     PAYMENT_REFUNDED, PaymentCreated, PaymentRefunded, ROUTING_KEYS,
 };
-pub use options::{Config, Options, TopologyMode};
+pub use options::{Config, Options, Ordering, TopologyMode};
 pub use schema::{LEDGER, SETS};
 pub use store::{Balance, Page, balances};
 
@@ -58,8 +58,9 @@ pub async fn run(options: Options) -> Result<(), Failure> {
         }
     }
     let config = options.config()?;
-    // One connection beside those of the messages, for the look at the schema.
-    let pool = database::pool(&config.database, "semel-ledger", u32::from(config.concurrency) + 1);
+    // Beside those of the messages one for the look at the schema, and some for what is parked.
+    let beside = if config.ordering == Ordering::Aggregate { 5 } else { 1 };
+    let pool = database::pool(&config.database, "semel-ledger", u32::from(config.concurrency) + beside);
     if options.process.check {
         consumer(&config, &pool).build(Book::new(config.namespace))?;
         return Ok(());
@@ -100,6 +101,7 @@ fn consumer(config: &Config, pool: &PgPool) -> ConsumerBuilder {
         .prefetch(config.prefetch)
         .concurrency(config.concurrency)
         .batch(config.batch)
+        .ordering(config.ordering.into())
 }
 
 /// Consumes until the stop; what is in work then is waited for by `Daemon::finish`, within the grace.

@@ -48,6 +48,9 @@ pub struct Options {
     /// Messages booked in one transaction at most, of those that have arrived; 1 commits each by itself.
     #[arg(long, env = "SEMEL_LEDGER_BATCH", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100), value_name = "COUNT")]
     batch: u16,
+    /// In which order events are booked. It is a setting of the queue, which has to be made anew to change it.
+    #[arg(long, env = "SEMEL_LEDGER_ORDERING", default_value = "none", value_name = "ORDER")]
+    ordering: Ordering,
     /// Address of GET /balances, which shows every client's balances to anybody who asks; none unless given. Never expose it
     /// publicly.
     #[arg(long, env = "SEMEL_LEDGER_BALANCES_LISTEN", value_name = "ADDRESS")]
@@ -75,6 +78,24 @@ pub enum TopologyMode {
     Verify,
     /// Nothing.
     Off,
+}
+
+/// In which order events are booked. The books are the same in any.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum Ordering {
+    /// In none, by any number of processes at once.
+    None,
+    /// Those of an order or of a payment one after another, by one process at a time.
+    Aggregate,
+}
+
+impl From<Ordering> for semel_consumer_kit::Ordering {
+    fn from(ordering: Ordering) -> Self {
+        match ordering {
+            Ordering::None => Self::None,
+            Ordering::Aggregate => Self::Aggregate,
+        }
+    }
 }
 
 impl From<TopologyMode> for semel_consumer_kit::TopologyMode {
@@ -108,6 +129,8 @@ pub struct Config {
     pub concurrency: u16,
     /// Messages booked in one transaction at most.
     pub batch: u16,
+    /// In which order events are booked.
+    pub ordering: Ordering,
 }
 
 impl Options {
@@ -123,6 +146,9 @@ impl Options {
         if self.batch > self.prefetch {
             return Err(unusable("--batch is more than --prefetch sends ahead"));
         }
+        if self.batch > 1 && self.ordering == Ordering::Aggregate {
+            return Err(unusable("--batch does not go together with --ordering aggregate"));
+        }
         Ok(Config {
             database: self.database.url()?,
             broker: self.broker()?,
@@ -133,6 +159,7 @@ impl Options {
             prefetch: self.prefetch,
             concurrency: self.concurrency,
             batch: self.batch,
+            ordering: self.ordering,
         })
     }
 
@@ -196,6 +223,10 @@ mod tests {
         assert!(error.to_string().contains("--prefetch"), "{error}");
         let error = parsed(&["--batch", "33"]).unwrap().config().unwrap_err();
         assert!(error.to_string().contains("--batch"), "{error}");
+        let ordered = ["--batch", "2", "--ordering", "aggregate"];
+        let error = parsed(&ordered).unwrap().config().unwrap_err();
+        assert!(error.to_string().contains("--ordering aggregate"), "{error}");
+        assert!(parsed(&ordered[2..]).unwrap().config().is_ok());
         assert!(parsed(&["--prefetch", "0"]).is_err());
     }
 }
