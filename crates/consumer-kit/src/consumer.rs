@@ -8,15 +8,17 @@ use semel_broker::BrokerUrl;
 use semel_core::backoff::Backoff;
 use semel_core::database;
 use semel_core::disposition::{Disposed as _, Disposition, chain};
-use semel_core::lifecycle::Lifecycle;
+use semel_core::lifecycle::{Lifecycle, drive};
 use sqlx::PgPool;
 
+use crate::aggregate::Ordering;
 use crate::attempts::Attempts;
 use crate::builder::{ConsumerBuilder, Readiness, Settings};
 use crate::copies::Copies;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::session::{Ahead, Session};
+use crate::retrier::Retrier;
+use crate::session::{Ahead, Ended, Session};
 
 /// A subscription that has held for this long makes the next wait a short one again.
 const HELD: Duration = Duration::from_secs(30);
@@ -94,12 +96,51 @@ impl<H: Handler> Consumer<H> {
     }
 
     async fn consume(&self, life: &Lifecycle) -> Result<(), Error> {
+        let ended = match self.shared.settings.ordering {
+            Ordering::None => self.keep_subscribed(life).await,
+            Ordering::Aggregate => self.keep_subscribed_and_retry(life).await,
+        };
+        self.shared.copies.close().await;
+        ended
+    }
+
+    /// Beside the subscription, parked events are tried again, also while the broker is away or another process has the queue.
+    async fn keep_subscribed_and_retry(&self, life: &Lifecycle) -> Result<(), Error> {
+        let retrying = Lifecycle::new();
+        let retry = async {
+            let mut retrier = Retrier::new(Arc::clone(&self.shared));
+            let pace = retrier.pace();
+            drive("parked events", &mut retrier, &pace, &retrying).await
+        };
+        let subscribe = async {
+            let ended = self.keep_subscribed(life).await;
+            retrying.stop();
+            ended
+        };
+        let stop = async {
+            tokio::select! {
+                () = life.stopping() => retrying.stop(),
+                () = retrying.stopping() => {}
+            }
+        };
+        let (ended, _, ()) = tokio::join!(subscribe, retry, stop);
+        ended
+    }
+
+    async fn keep_subscribed(&self, life: &Lifecycle) -> Result<(), Error> {
         let mut backoff = Backoff::for_service();
         let mut ahead = Ahead::OneUntilFresh;
         let mut ended = Ok(());
         while !life.is_stopping() {
             let begun = Instant::now();
-            let Err(error) = self.subscribe_and_work(life, ahead).await else { break };
+            let error = match self.subscribe_and_work(life, ahead).await {
+                Ok(Ended::Stopped) => break,
+                Ok(Ended::ForMoreAhead) => {
+                    ahead = Ahead::Full;
+                    continue;
+                }
+                Err(error) => error,
+            };
             if error.disposition() == Disposition::Fail {
                 ended = Err(error);
                 break;
@@ -118,15 +159,14 @@ impl<H: Handler> Consumer<H> {
                 () = life.stopping() => {}
             }
         }
-        self.shared.copies.close().await;
         ended
     }
 
-    async fn subscribe_and_work(&self, life: &Lifecycle, ahead: Ahead) -> Result<(), Error> {
+    async fn subscribe_and_work(&self, life: &Lifecycle, ahead: Ahead) -> Result<Ended, Error> {
         self.shared.beat();
         let session = tokio::select! {
             session = Session::open(&self.shared, ahead) => session?,
-            () = life.stopping() => return Ok(()),
+            () = life.stopping() => return Ok(Ended::Stopped),
         };
         tracing::info!(
             consumer = self.shared.settings.name,

@@ -18,10 +18,12 @@ use semel_core::schema::{self, INBOX};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
+use crate::aggregate::Ordering;
 use crate::builder::{Readiness, TopologyMode};
 use crate::consumer::Shared;
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::lanes::{Lane, Lanes};
 use crate::message::{self, Signals};
 use crate::transaction::probe;
 
@@ -40,6 +42,15 @@ pub(crate) enum Ahead {
     OneUntilSettled,
 }
 
+/// How a session ended that nothing has ended by force.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Ended {
+    /// By the soft stop.
+    Stopped,
+    /// For another that is sent as many messages ahead as the settings say.
+    ForMoreAhead,
+}
+
 pub(crate) struct Session<H> {
     shared: Arc<Shared<H>>,
     subscription: Subscription,
@@ -48,6 +59,7 @@ pub(crate) struct Session<H> {
     running: FuturesUnordered<JoinHandle<Result<(), Error>>>,
     signals: Arc<Signals>,
     ahead: Ahead,
+    lanes: Arc<Lanes<Delivery>>,
 }
 
 impl<H: Handler> Session<H> {
@@ -81,14 +93,20 @@ impl<H: Handler> Session<H> {
             running: FuturesUnordered::new(),
             signals: Arc::default(),
             ahead,
+            lanes: Arc::default(),
         })
     }
 
     /// Works until the soft stop, or until something ends the subscription.
-    pub(crate) async fn work(mut self, life: &Lifecycle) -> Result<(), Error> {
-        let ended = self.take(life).await;
+    pub(crate) async fn work(mut self, life: &Lifecycle) -> Result<Ended, Error> {
+        let ended = match self.shared.settings.ordering {
+            Ordering::None => self.take(life).await.map(|()| Ended::Stopped),
+            Ordering::Aggregate => self.take_in_order(life).await,
+        };
         self.signals.ending.cancel();
-        (self.shared.settings.on_readiness)(Readiness::NotReady("takes no more messages"));
+        if !matches!(ended, Ok(Ended::ForMoreAhead)) {
+            (self.shared.settings.on_readiness)(Readiness::NotReady("takes no more messages"));
+        }
         let mut finished = Ok(());
         loop {
             self.shared.beat();
@@ -101,7 +119,45 @@ impl<H: Handler> Session<H> {
             }
         }
         self.subscription.close().await;
-        ended.and(finished)
+        ended.and_then(|ended| finished.map(|()| ended))
+    }
+
+    /// Takes messages for as long as the broker sends some: each waits in its aggregate's lane.
+    ///
+    /// The prefetch is never changed under way. That cancels a consumer, and the broker would hand the queue to another process
+    /// while this one still holds messages. So the session ends, when what it holds is settled, for one with a larger prefetch.
+    async fn take_in_order(&mut self, life: &Lifecycle) -> Result<Ended, Error> {
+        let mut wants_more = self.ahead == Ahead::OneUntilSettled;
+        loop {
+            self.shared.beat();
+            tokio::select! {
+                biased;
+                () = life.stopping() => return Ok(Ended::Stopped),
+                Some(done) = self.running.next() => outcome(done)?,
+                () = self.signals.settled.notified(), if wants_more && self.ahead != Ahead::Full => {
+                    return Ok(Ended::ForMoreAhead);
+                }
+                delivery = self.subscription.next() => {
+                    let delivery = delivery?;
+                    wants_more |= delivery.delivery_count.unwrap_or(0) == 0;
+                    self.begin_in_order(life, delivery);
+                }
+                () = tokio::time::sleep(TURN) => {}
+            }
+        }
+    }
+
+    fn begin_in_order(&mut self, life: &Lifecycle, delivery: Delivery) {
+        let (shared, places) = (Arc::clone(&self.shared), Arc::clone(&self.places));
+        let signals = Arc::clone(&self.signals);
+        let Some(aggregate) = message::aggregate(&self.shared, &delivery) else {
+            self.running.push(life.spawn(message::settle_when_free(shared, delivery, places, signals)));
+            return;
+        };
+        if self.lanes.join(&aggregate, delivery) == Lane::Idle {
+            let lanes = Arc::clone(&self.lanes);
+            self.running.push(life.spawn(message::settle_lane(shared, lanes, aggregate, places, signals)));
+        }
     }
 
     async fn take(&mut self, life: &Lifecycle) -> Result<(), Error> {

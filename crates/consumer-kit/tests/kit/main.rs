@@ -5,10 +5,12 @@
 mod batches;
 mod counters;
 mod database;
+mod dead;
 mod effects;
 mod failures;
 mod life;
 mod line;
+mod order;
 mod rehearsals;
 mod script;
 mod support;
