@@ -66,7 +66,9 @@ impl<H: Handler> Retrier<H> {
         let failed = |source| Error::Database { attempted: "claim parked events", source };
         let settings = &self.shared.settings;
         let mut loan = Loan::take(&self.shared.pool).await.map_err(failed)?;
-        let claim = parked::claim(&mut loan, &settings.name, settings.attempt_limit() * 2, i64::from(free));
+        // Longer than an attempt takes, unless its connection fell silent: then the next one finds the aggregate locked.
+        let lease = settings.call_limit() * 2;
+        let claim = parked::claim(&mut loan, &settings.name, lease, i64::from(free));
         let due = within(settings.call_limit(), claim).await.map_err(failed)?;
         loan.give_back();
         Ok(due)
@@ -171,7 +173,7 @@ async fn retry<H: Handler>(shared: &Shared<H>, parked: Parked) -> Result<(), Err
             fail(shared, &parked, original.failures, &error).await?;
             metrics::count(consumer, Outcome::Retried);
         }
-        Verdict::Wait => return excuse(shared, &parked).await,
+        Verdict::Wait | Verdict::Suspect => return excuse(shared, &parked).await,
         Verdict::Keep(error) => {
             excuse(shared, &parked).await?;
             return Err(error);

@@ -31,8 +31,36 @@ pub struct NewParked<'a> {
     pub properties: &'a str,
     /// The message's body.
     pub payload: &'a [u8],
-    /// How it failed; none for one behind another.
-    pub failure: Option<Failure<'a>>,
+    /// Why it is parked.
+    pub reason: Reason<'a>,
+}
+
+/// Why an event is parked.
+#[derive(Clone, Copy, Debug)]
+pub enum Reason<'a> {
+    /// Its handling failed.
+    Failed(Failure<'a>),
+    /// An earlier event of its aggregate is parked.
+    Behind,
+    /// It was delivered before, and nobody knows what became of it: it may be one that ends its process.
+    Redelivered,
+}
+
+impl<'a> Reason<'a> {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Failed(_) => "failed",
+            Self::Behind => "behind",
+            Self::Redelivered => "redelivered",
+        }
+    }
+
+    const fn failure(self) -> Option<Failure<'a>> {
+        match self {
+            Self::Failed(failure) => Some(failure),
+            Self::Behind | Self::Redelivered => None,
+        }
+    }
 }
 
 /// A failed attempt.
@@ -88,9 +116,9 @@ pub async fn park(
             properties, payload, reason, error, attempts, first_failed_at, last_failed_at, next_attempt_at
         )
         SELECT $1, $2, $3, $4, $5, $6, $7, $8,
-               $9::TEXT::JSON, $10, CASE WHEN $11::TEXT IS NULL THEN 'behind' ELSE 'failed' END, $11, $12,
-               CASE WHEN $11 IS NOT NULL THEN clock_timestamp() END,
-               CASE WHEN $11 IS NOT NULL THEN clock_timestamp() END,
+               $9::TEXT::JSON, $10, $14, $11::TEXT, $12,
+               CASE WHEN $14 = 'failed' THEN clock_timestamp() END,
+               CASE WHEN $14 = 'failed' THEN clock_timestamp() END,
                CASE WHEN NOT EXISTS (
                    SELECT FROM parked_events WHERE consumer = $1 AND aggregate_type = $2 AND aggregate_id = $3
                ) THEN clock_timestamp() + $13::INTERVAL END",
@@ -104,9 +132,10 @@ pub async fn park(
         event.routing_key,
         event.properties,
         event.payload,
-        event.failure.map(|failure| failure.error),
-        event.failure.map_or(0, |failure| failure.attempts),
-        interval(event.failure.map(|failure| failure.retry_in).unwrap_or_default())
+        event.reason.failure().map(|failure| failure.error),
+        event.reason.failure().map_or(0, |failure| failure.attempts),
+        interval(event.reason.failure().map(|failure| failure.retry_in).unwrap_or_default()),
+        event.reason.label()
     )
     .execute(connection)
     .await
