@@ -34,6 +34,7 @@ mod routes;
 mod server;
 mod state;
 mod tls;
+mod webhooks;
 
 use std::error::Error;
 use std::io::Write as _;
@@ -56,6 +57,7 @@ pub use routes::router;
 pub use server::{Door, serve};
 pub use state::{Api, Settings};
 pub use tls::{Tls, TlsFiles};
+pub use webhooks::Webhooks;
 
 use options::Command;
 

@@ -11,8 +11,9 @@
 //! In a crash, the rows say where to go on: the same request again under the same key while it is young, then a look-up,
 //! then a fence.
 
-pub mod audit;
+pub(crate) mod audit;
 pub mod create;
+pub(crate) mod hearing;
 pub mod operator;
 pub mod recovery;
 pub mod retention;

@@ -4,6 +4,7 @@ mod brokers;
 mod certificates;
 mod crashes;
 mod hints;
+mod letters;
 mod links;
 mod reconciliation;
 mod starts;

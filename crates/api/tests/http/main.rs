@@ -25,3 +25,4 @@ mod rules;
 mod scopes;
 mod secured;
 mod tls;
+mod webhooks;

@@ -64,18 +64,7 @@ impl<P: Provider> Execution for Drive<'_, P> {
     }
 
     fn verdict(answer: &Answer) -> Option<Verdict> {
-        match answer {
-            Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
-            Answer::Declined { reference, code } => {
-                Some(Verdict::Declined { reference: reference.clone(), code: code.clone() })
-            }
-            Answer::Fenced => Some(Verdict::Fenced),
-            Answer::InProgress
-            | Answer::NotFound
-            | Answer::NotExecuted { .. }
-            | Answer::Unknown { .. }
-            | Answer::Mismatch { .. } => None,
-        }
+        definitive(answer)
     }
 
     async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
@@ -173,6 +162,22 @@ impl<P: Provider> Drive<'_, P> {
             Some(verdict) => self.settle(&verdict, Witness::Get).await,
             None => self.key.wait_while_hopeful(&answer, provider.is_open()).await,
         }
+    }
+}
+
+/// Returns what a definitive answer says.
+pub(crate) fn definitive(answer: &Answer) -> Option<Verdict> {
+    match answer {
+        Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
+        Answer::Declined { reference, code } => {
+            Some(Verdict::Declined { reference: reference.clone(), code: code.clone() })
+        }
+        Answer::Fenced => Some(Verdict::Fenced),
+        Answer::InProgress
+        | Answer::NotFound
+        | Answer::NotExecuted { .. }
+        | Answer::Unknown { .. }
+        | Answer::Mismatch { .. } => None,
     }
 }
 

@@ -58,7 +58,7 @@ pub struct Settled<'a> {
 }
 
 impl Verdict {
-    const fn outcome(&self) -> &'static str {
+    pub(crate) const fn outcome(&self) -> &'static str {
         match self {
             Self::Succeeded { .. } => "succeeded",
             Self::Declined { .. } => "declined",
@@ -82,7 +82,7 @@ impl Verdict {
         }
     }
 
-    fn reference(&self) -> Option<&str> {
+    pub(crate) fn reference(&self) -> Option<&str> {
         match self {
             Self::Succeeded { reference } => Some(reference),
             Self::Declined { reference, .. } => reference.as_deref(),
@@ -90,7 +90,7 @@ impl Verdict {
         }
     }
 
-    fn decline_code(&self) -> Option<&str> {
+    pub(crate) fn decline_code(&self) -> Option<&str> {
         match self {
             Self::Declined { code, .. } => Some(code),
             Self::Succeeded { .. } | Self::Fenced => None,
@@ -193,9 +193,7 @@ pub async fn settle(
     if let Some(expires_at) = evidence::settle(pool, &settlement).await? {
         return Ok(Some((settlement.response, expires_at)));
     }
-    if matches!(verdict, Verdict::Succeeded { .. }) {
-        tell_contradiction(pool, settled).await?;
-    }
+    tell_contradiction(pool, settled.payment_id, verdict).await?;
     Ok(None)
 }
 
@@ -321,13 +319,19 @@ pub(crate) async fn status<'e>(
 }
 
 /// A charge of a payment that was rolled back: what the fence rules out has happened.
-async fn tell_contradiction(pool: &PgPool, settled: &Settled<'_>) -> Result<(), sqlx::Error> {
-    let status =
-        database::call(pool, async |connection| status(connection, settled.payment_id).await).await?;
+pub(crate) async fn tell_contradiction(
+    pool: &PgPool,
+    payment_id: Uuid,
+    verdict: &Verdict,
+) -> Result<(), sqlx::Error> {
+    if !matches!(verdict, Verdict::Succeeded { .. }) {
+        return Ok(());
+    }
+    let status = database::call(pool, async |connection| status(connection, payment_id).await).await?;
     if status.is_some_and(|status| status == "canceled" || status == "declined") {
         counter!(CONTRADICTIONS).increment(1);
         tracing::error!(
-            payment = %settled.payment_id,
+            payment = %payment_id,
             "the provider has charged a payment that was settled without a charge: refund it at the provider"
         );
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel_core::database::{self, Failure};
 use semel_core::derive;
-use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded};
+use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded, Terms};
 use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
 use semel_core::idempotency::{Scope, StoredResponse};
 use semel_core::look_up_key;
@@ -63,9 +63,18 @@ impl<P: Provider> Operation for MakeRefund<P> {
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &CreateRefund,
-        retention: Duration,
+        terms: &Terms<'_>,
     ) -> Result<Option<Begun>, sqlx::Error> {
-        let begun = self.claim_or_refuse(&mut *connection, key, command, retention).await;
+        let looked = self.look_up(&mut *connection, key.scope).await?;
+        if looked.is_something() {
+            return Ok(Begun::known(looked));
+        }
+        if let Some(most) = terms.most_in_progress()
+            && store::count_in_progress(&mut *connection, &key.scope.client, most).await? >= most
+        {
+            return Ok(Some(Begun::Limited));
+        }
+        let begun = self.claim_or_refuse(&mut *connection, key, command, terms.retention).await;
         match begun {
             // At the key, whose duplicate is at work; or at the payment, and then the key is free.
             Err(error)

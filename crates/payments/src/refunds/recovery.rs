@@ -68,19 +68,7 @@ impl<P: Provider> Execution for Drive<'_, P> {
     }
 
     fn verdict(answer: &Answer) -> Option<Verdict> {
-        match answer {
-            Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
-            Answer::Declined { reference, code } => {
-                Some(Verdict::Failed { reference: reference.clone(), code: code.clone() })
-            }
-            // There is no fence for a refund: whatever says so says nothing.
-            Answer::Fenced
-            | Answer::InProgress
-            | Answer::NotFound
-            | Answer::NotExecuted { .. }
-            | Answer::Unknown { .. }
-            | Answer::Mismatch { .. } => None,
-        }
+        definitive(answer)
     }
 
     async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
@@ -155,6 +143,23 @@ impl<P: Provider> Drive<'_, P> {
             }
             (None, answer) => self.key.wait_while_hopeful(&answer, provider.is_open()).await,
         }
+    }
+}
+
+/// Returns what a definitive answer says.
+pub(crate) fn definitive(answer: &Answer) -> Option<Verdict> {
+    match answer {
+        Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
+        Answer::Declined { reference, code } => {
+            Some(Verdict::Failed { reference: reference.clone(), code: code.clone() })
+        }
+        // There is no fence for a refund: whatever says so says nothing.
+        Answer::Fenced
+        | Answer::InProgress
+        | Answer::NotFound
+        | Answer::NotExecuted { .. }
+        | Answer::Unknown { .. }
+        | Answer::Mismatch { .. } => None,
     }
 }
 

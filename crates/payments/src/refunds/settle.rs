@@ -58,7 +58,7 @@ pub struct Settled<'a> {
 
 impl Verdict {
     /// As the evidence has it, whose words are those of all answers.
-    const fn outcome(&self) -> &'static str {
+    pub(crate) const fn outcome(&self) -> &'static str {
         match self {
             Self::Succeeded { .. } => "succeeded",
             Self::Failed { .. } => "declined",
@@ -79,14 +79,14 @@ impl Verdict {
         }
     }
 
-    fn reference(&self) -> Option<&str> {
+    pub(crate) fn reference(&self) -> Option<&str> {
         match self {
             Self::Succeeded { reference } => Some(reference),
             Self::Failed { reference, .. } => reference.as_deref(),
         }
     }
 
-    fn failure_code(&self) -> Option<&str> {
+    pub(crate) fn failure_code(&self) -> Option<&str> {
         match self {
             Self::Succeeded { .. } => None,
             Self::Failed { code, .. } => Some(code),
@@ -185,9 +185,7 @@ pub async fn settle(
     if let Some(expires_at) = evidence::settle(pool, &settlement).await? {
         return Ok(Some((settlement.response, expires_at)));
     }
-    if matches!(verdict, Verdict::Succeeded { .. }) {
-        tell_contradiction(pool, settled).await?;
-    }
+    tell_contradiction(pool, settled.payment_id, settled.refund_id, verdict).await?;
     Ok(None)
 }
 
@@ -321,16 +319,21 @@ pub(crate) async fn status<'e>(
 }
 
 /// Money was given back by a refund that a person, or the provider, had called failed: its amount may be given back twice.
-async fn tell_contradiction(pool: &PgPool, settled: &Settled<'_>) -> Result<(), sqlx::Error> {
-    let status = database::call(pool, async |connection| status(connection, settled.refund_id).await).await?;
-    if status.is_some_and(|status| status == "failed") {
-        counter!(CONTRADICTIONS).increment(1);
-        tracing::error!(
-            refund = %settled.refund_id,
-            payment = %settled.payment_id,
-            "the provider has made a refund that was settled as failed"
-        );
-    }
+/// Or it was not, by one that had been called made: it is with us, and the payer misses it.
+pub(crate) async fn tell_contradiction(
+    pool: &PgPool,
+    payment_id: Uuid,
+    refund_id: Uuid,
+    verdict: &Verdict,
+) -> Result<(), sqlx::Error> {
+    let status = database::call(pool, async |connection| status(connection, refund_id).await).await?;
+    let said = match (verdict, status.as_deref()) {
+        (Verdict::Succeeded { .. }, Some("failed")) => "made a refund that was settled as failed",
+        (Verdict::Failed { .. }, Some("succeeded")) => "failed to make a refund that was settled as made",
+        _ => return Ok(()),
+    };
+    counter!(CONTRADICTIONS).increment(1);
+    tracing::error!(refund = %refund_id, payment = %payment_id, "the provider has {said}");
     Ok(())
 }
 
