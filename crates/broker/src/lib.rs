@@ -33,7 +33,7 @@ mod url;
 pub use connection::Connection;
 pub use envelope::{DecodeError, Envelope, NameTooLong, Received};
 pub use error::{Cause, Disposition, Error};
-pub use message::{HeaderValue, Message, MessageCopy, Outgoing};
+pub use message::{Death, HeaderValue, Message, MessageCopy, Outgoing};
 pub use publisher::{Acceptance, Outcome, Patience, Publisher, Wave};
 pub use stored::NotStored;
 pub use subscription::{Delivery, Settled, Subscription};

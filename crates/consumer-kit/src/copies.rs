@@ -100,9 +100,9 @@ pub(crate) struct Original {
     pub(crate) failures: u32,
     /// When it failed first, if it failed before.
     pub(crate) first_failed_at: Option<String>,
-    /// Where it was published to, before it came through a retry queue.
+    /// Where it was published to at first.
     pub(crate) exchange: String,
-    /// The key it was published with, before it came through a retry queue.
+    /// The key it was published with at first.
     pub(crate) routing_key: String,
 }
 
@@ -110,14 +110,14 @@ impl From<&Delivery> for Original {
     fn from(delivery: &Delivery) -> Self {
         let failures = failures(delivery);
         let told = |name| match delivery.header(name) {
-            Some(HeaderValue::Text(text)) if failures > 0 => Some(text),
+            Some(HeaderValue::Text(text)) => Some(text),
             _ => None,
         };
-        // A copy that comes back from a retry queue was published by the broker, to the queue.
+        // A copy that comes back was published to the queue: by the broker from a retry queue, by a replay from the dead letters.
         Self {
             copy: delivery.copy(),
             failures,
-            first_failed_at: told(headers::FIRST_FAILED_AT),
+            first_failed_at: told(headers::FIRST_FAILED_AT).filter(|_| failures > 0),
             exchange: told(headers::EXCHANGE).unwrap_or_else(|| delivery.exchange.clone()),
             routing_key: told(headers::ROUTING_KEY).unwrap_or_else(|| delivery.routing_key.clone()),
         }

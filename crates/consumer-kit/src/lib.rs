@@ -23,6 +23,10 @@
 #![doc = include_str!("../examples/stock.rs")]
 //! ```
 //!
+//! [`dead`] is for people who look at dead letters and put them back; with the feature `command` a daemon gets commands for
+//! that. An event's trace goes on in the handler's log lines, which stand in a span with `trace_id`, and in
+//! [`Event::trace_context`]. See `docs/consumers.md`.
+//!
 //! [`testing`] delivers events to a handler twice, out of order and with a crash in between, without a broker.
 //!
 //! # What becomes of a message
@@ -66,8 +70,11 @@
 mod aggregate;
 mod attempts;
 mod builder;
+#[cfg(feature = "command")]
+pub mod command;
 mod consumer;
 mod copies;
+pub mod dead;
 mod error;
 mod event;
 pub mod failpoints;

@@ -6,6 +6,7 @@ use std::time::Instant;
 use semel_broker::{Delivery, Received, Settled};
 use semel_core::backoff::Backoff;
 use semel_core::disposition::{Disposed as _, Disposition, chain};
+use semel_core::trace::TraceContext;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +15,7 @@ use crate::builder::Readiness;
 use crate::consumer::Shared;
 use crate::copies::{Copied, Original, Reason, To, failures};
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{self, Event};
 use crate::handler::{Handler, HandlerError};
 use crate::lanes::Lanes;
 use crate::metrics::{self, Outcome};
@@ -127,13 +128,15 @@ async fn settle_alone<H: Handler>(
     drop(place);
 
     let event_id = delivery.envelope.as_ref().ok().map(|envelope| tracing::field::display(envelope.event_id));
+    let trace = delivery.envelope.as_ref().ok().and_then(event::trace);
+    let trace_id = trace.map(TraceContext::trace_id);
     let (outcome, settled) = match verdict {
         Verdict::Settled(outcome) => (outcome, delivery.ack().await),
         Verdict::Dead { reason, error } => {
             let copied = until_copied(shared, signals, &delivery, To::Dead(reason), &error).await?;
             // The decoder's words may quote the payload; they are in the dead letter.
             let error = if reason == Reason::Invalid { "see its headers" } else { &error };
-            tracing::warn!(consumer, event_id, reason = reason.label(), "dead letter: {error}");
+            tracing::warn!(consumer, event_id, trace_id, reason = reason.label(), "dead letter: {error}");
             let outcome = if reason == Reason::Invalid { Outcome::Invalid } else { Outcome::Dead };
             let settled = match copied {
                 Copied::Safe => delivery.ack().await,
@@ -150,6 +153,7 @@ async fn settle_alone<H: Handler>(
             tracing::warn!(
                 consumer,
                 event_id,
+                trace_id,
                 retry_in_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
                 "{error}"
             );

@@ -14,7 +14,9 @@ use semel_core::database::{self, Failure, Loan, failure, sqlstate, within};
 use semel_core::inbox;
 use semel_core::inbox::order::{self, Standing};
 use semel_core::inbox::parked::{self, Parked};
+use semel_core::trace::TraceContext;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
+use tracing::{Instrument as _, Span};
 use uuid::Uuid;
 
 use crate::aggregate::{Aggregate, VersionGuard};
@@ -142,7 +144,8 @@ async fn transact<H: Handler>(
             effects.push(Effect::Duplicate);
             continue;
         }
-        let handling = tokio::time::timeout(budget, shared.handler.handle(&mut tx, event));
+        let span = span(&shared.settings.name, &event);
+        let handling = tokio::time::timeout(budget, shared.handler.handle(&mut tx, event)).instrument(span);
         let setback = match AssertUnwindSafe(handling).catch_unwind().await {
             Ok(Ok(Ok(()))) => {
                 effects.push(Effect::Taken);
@@ -160,6 +163,18 @@ async fn transact<H: Handler>(
     }
     commit(tx, in_order, source, &shared.settings).await?;
     Ok(effects)
+}
+
+/// What the handler's lines in the log stand in, by which they are found from the request that the event goes back to.
+fn span<T>(consumer: &str, event: &Event<T>) -> Span {
+    let trace: Option<TraceContext> = event.trace_context.as_deref().and_then(|trace| trace.parse().ok());
+    tracing::info_span!(
+        "handle",
+        consumer,
+        event_id = %event.id,
+        trace_id = trace.map(TraceContext::trace_id),
+        span_id = trace.map(TraceContext::span_id),
+    )
 }
 
 /// Ends a transaction in which no handler ran, after a statement of ours has failed.

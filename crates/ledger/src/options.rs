@@ -1,9 +1,11 @@
 //! The ledger's options, and the configuration that they become.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use semel_consumer_kit::BrokerUrl;
+use semel_consumer_kit::command::{DeadCommand, ParkedCommand};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
@@ -33,7 +35,7 @@ pub struct Options {
     exchange: String,
     /// Queue to consume; its dead letters are in the queue of that name with ".dead" appended.
     #[arg(long, env = "SEMEL_LEDGER_QUEUE", default_value = "ledger.bookings", value_name = "NAME")]
-    queue: String,
+    pub(crate) queue: String,
     /// What is done about exchange and queues at start.
     #[arg(long, env = "SEMEL_TOPOLOGY", default_value = "declare", value_name = "MODE")]
     topology: TopologyMode,
@@ -49,14 +51,22 @@ pub struct Options {
     /// In which order events are booked. It is a setting of the queue, which has to be made anew to change it.
     #[arg(long, env = "SEMEL_LEDGER_ORDERING", default_value = "none", value_name = "ORDER")]
     ordering: Ordering,
+    /// Address of GET /balances, which shows every client's balances to anybody who asks; none unless given. Never expose it
+    /// publicly.
+    #[arg(long, env = "SEMEL_LEDGER_BALANCES_LISTEN", value_name = "ADDRESS")]
+    pub(crate) balances_listen: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Make or upgrade the ledger's tables, and leave.
     Migrate,
+    /// Dead letters: events that were given up on, and what a person decides about them.
+    Dead(DeadCommand),
+    /// Events that wait in the order of their aggregate, and what a person decides about them.
+    Parked(ParkedCommand),
 }
 
 /// What is done about exchange and queues at start.
@@ -130,17 +140,6 @@ impl Options {
     ///
     /// The first option that cannot be used.
     pub fn config(&self) -> Result<Config, OptionError> {
-        let option = "--amqp-url";
-        let broker = secret(option, "AMQP_URL", self.amqp_url.as_deref(), self.amqp_url_file.as_ref())?;
-        let unusable = |message: &str| OptionError::Combination(message.to_owned());
-        let mut broker: BrokerUrl =
-            broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?;
-        if self.amqp_ca_file.is_some() {
-            let option = "--amqp-ca-file";
-            let pem = secret(option, "AMQP_CA_FILE", None, self.amqp_ca_file.as_ref())?;
-            broker =
-                broker.with_authorities(&pem).map_err(|error| unusable(&format!("{option}: {error}")))?;
-        }
         if self.concurrency > self.prefetch {
             return Err(unusable("--concurrency is more than --prefetch sends ahead"));
         }
@@ -152,7 +151,7 @@ impl Options {
         }
         Ok(Config {
             database: self.database.url()?,
-            broker,
+            broker: self.broker()?,
             namespace: self.namespace.clone().ok_or_else(|| unusable("--namespace is not set"))?,
             exchange: self.exchange.clone(),
             queue: self.queue.clone(),
@@ -163,6 +162,27 @@ impl Options {
             ordering: self.ordering,
         })
     }
+
+    /// Checks where the broker is.
+    ///
+    /// # Errors
+    ///
+    /// It is not told, or not as it can be used.
+    pub(crate) fn broker(&self) -> Result<BrokerUrl, OptionError> {
+        let option = "--amqp-url";
+        let broker = secret(option, "AMQP_URL", self.amqp_url.as_deref(), self.amqp_url_file.as_ref())?;
+        let broker: BrokerUrl = broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?;
+        if self.amqp_ca_file.is_none() {
+            return Ok(broker);
+        }
+        let option = "--amqp-ca-file";
+        let pem = secret(option, "AMQP_CA_FILE", None, self.amqp_ca_file.as_ref())?;
+        broker.with_authorities(&pem).map_err(|error| unusable(&format!("{option}: {error}")))
+    }
+}
+
+fn unusable(message: &str) -> OptionError {
+    OptionError::Combination(message.to_owned())
 }
 
 #[cfg(test)]

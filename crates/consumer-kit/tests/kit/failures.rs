@@ -87,7 +87,7 @@ pub(crate) async fn publish_bare(exchange: &str, event: Uuid, body: &[u8]) {
         .await;
 }
 
-async fn publish_as_it_is(exchange: &str, properties: BasicProperties, body: &[u8]) {
+pub(crate) async fn publish_as_it_is(exchange: &str, properties: BasicProperties, body: &[u8]) {
     let url = std::env::var("AMQP_URL").unwrap();
     let connection = lapin::Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();

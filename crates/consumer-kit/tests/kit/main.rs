@@ -6,6 +6,7 @@ mod batches;
 mod broker;
 mod counters;
 mod database;
+mod dead;
 mod effects;
 mod failures;
 mod life;
