@@ -192,6 +192,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use semel_payments::options::Choice;
     use semel_payments::provider::Dedup;
 
     const GIVEN: [&str; 5] =
@@ -239,10 +240,14 @@ mod tests {
             config(&given.iter().chain(more).copied().collect::<Vec<_>>()).provider.unwrap()
         };
         let default = provider(&[]);
-        assert_eq!(default.url, "http://provider:7070");
-        assert_eq!(default.dedup, Dedup::For(Duration::from_hours(24)));
+        assert_eq!(default.place(), "http://provider:7070");
         assert_eq!(default.send_window, Duration::from_mins(5));
-        assert_eq!(provider(&["--provider-horizon-hours", "0"]).dedup, Dedup::ForEver);
+        let dedup = |config: &ProviderConfig| match config.choice {
+            Choice::Grpc { dedup, .. } => dedup,
+            Choice::Stripe { .. } => panic!("{config:?}"),
+        };
+        assert_eq!(dedup(&default), Dedup::For(Duration::from_hours(24)));
+        assert_eq!(dedup(&provider(&["--provider-horizon-hours", "0"])), Dedup::ForEver);
     }
 
     #[test]

@@ -159,12 +159,9 @@ impl StripeProvider {
             AskedRefund { intent, key: &refund.key, amount: refund.amount, currency: &refund.currency };
         let mut after: Option<Name> = None;
         for _ in 0..REFUND_PAGES {
-            let mut query = Serializer::new(String::new());
-            query.append_pair("payment_intent", intent).append_pair("limit", "100");
-            if let Some(after) = &after {
-                query.append_pair("starting_after", after.as_str());
-            }
-            let page = get(format!("/v1/refunds?{}", query.finish()));
+            let mut query = vec![("payment_intent", intent), ("limit", "100")];
+            query.extend(after.as_ref().map(|after| ("starting_after", after.as_str())));
+            let page = get(format!("/v1/refunds?{}", form(&query)));
             let reply = match self.send("get_refund", page, until).await {
                 Ok(reply) => reply,
                 Err(answer) => return answer,
@@ -188,15 +185,11 @@ impl StripeProvider {
 
     async fn read_list(&self, since: SystemTime, page: Option<&str>) -> Listed {
         let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().to_string();
-        let mut query = Serializer::new(String::new());
-        query
-            .append_pair("created[gte]", &since)
-            .append_pair("limit", &PAGE.to_string())
-            .append_pair("expand[]", "data.latest_charge");
-        if let Some(page) = page {
-            query.append_pair("starting_after", page);
-        }
-        let call = get(format!("/v1/payment_intents?{}", query.finish()));
+        let limit = PAGE.to_string();
+        let mut query =
+            vec![("created[gte]", since.as_str()), ("limit", &limit), ("expand[]", "data.latest_charge")];
+        query.extend(page.map(|page| ("starting_after", page)));
+        let call = get(format!("/v1/payment_intents?{}", form(&query)));
         let failed = |answer: &Answer| Listed::Failed { reason: format!("{answer:?}") };
         match self.send("list", call, self.until()).await {
             Err(answer) => failed(&answer),
@@ -260,14 +253,16 @@ impl Provider for StripeProvider {
     }
 
     fn encode(&self, amount: i64, currency: &str, source: &str, reference: &str) -> Vec<u8> {
-        let mut form = Serializer::new(String::new());
-        form.append_pair("amount", &amount.to_string())
-            .append_pair("currency", &currency.to_ascii_lowercase())
-            .append_pair("payment_method", source)
-            .append_pair("payment_method_types[]", "card")
-            .append_pair("capture_method", "automatic")
-            .append_pair("metadata[semel_payment]", reference);
-        form.finish().into_bytes()
+        let (amount, currency) = (amount.to_string(), currency.to_ascii_lowercase());
+        form(&[
+            ("amount", amount.as_str()),
+            ("currency", &currency),
+            ("payment_method", source),
+            ("payment_method_types[]", "card"),
+            ("capture_method", "automatic"),
+            ("metadata[semel_payment]", reference),
+        ])
+        .into_bytes()
     }
 
     fn is_open(&self) -> bool {
@@ -338,9 +333,7 @@ impl Provider for StripeProvider {
     }
 
     fn encode_refund(&self, charge: &Charged, amount: i64) -> Vec<u8> {
-        let mut form = Serializer::new(String::new());
-        form.append_pair("payment_intent", &charge.reference).append_pair("amount", &amount.to_string());
-        form.finish().into_bytes()
+        form(&[("payment_intent", &charge.reference), ("amount", &amount.to_string())]).into_bytes()
     }
 
     async fn refund(&self, refund: &StoredRefund, not_after: SystemTime) -> Answer {
@@ -408,12 +401,14 @@ fn cancel(reference: &str) -> Call {
     post(format!("{}/cancel", intents(reference)), Vec::new(), None)
 }
 
+fn form(pairs: &[(&str, &str)]) -> String {
+    Serializer::new(String::new()).extend_pairs(pairs).finish()
+}
+
 /// Adds the key to a stored form, by which an object is told to be ours.
-fn keyed(form: &[u8], key: &str) -> Vec<u8> {
-    let stored = String::from_utf8_lossy(form).into_owned();
-    let mut form = Serializer::for_suffix(stored, form.len());
-    form.append_pair(&format!("metadata[{KEY}]"), key);
-    form.finish().into_bytes()
+fn keyed(stored: &[u8], key: &str) -> Vec<u8> {
+    let ours = form(&[(&format!("metadata[{KEY}]"), key)]);
+    [stored, b"&", ours.as_bytes()].concat()
 }
 
 fn refunded_intent(request: &[u8]) -> Option<String> {
