@@ -3,17 +3,24 @@
 //! The same steps for the request that claimed it, for a retry that took it over and for the reaper:
 //!
 //! 1. Evidence first: a definitive answer that somebody has written down settles.
+//!
+//! Where a charge is prepared first, its reference comes next, for as long as the provider recognises the key: asked for,
+//! which moves no money, and committed by itself while the fence is good and nobody is canceling. Only what has a committed
+//! reference is ever charged.
+//!
 //! 2. While the first send is young, and the client not shut out, send the stored request again under the same key: with a
 //!    provider that deduplicates, that *is* the look-up.
 //! 3. Past that, ask. A definitive answer settles.
 //! 4. Anything else: commit that nobody sends any more, then fence. Not found is no proof of absence, since a request may
 //!    still be on its way; only the fence is.
+//!    Without a reference there is nothing at the provider to fence: nothing was charged, and from here on nobody commits
+//!    one.
 //! 5. Where the provider has neither, or answers for a day without saying either, a person.
 
 use std::time::{Duration, SystemTime};
 
 use semel_core::idempotency::Scope;
-use semel_core::idempotency::engine::Proceeded;
+use semel_core::idempotency::engine::{LEASE, Proceeded};
 use semel_core::idempotency::store::{self, Fence};
 use semel_core::{database, failpoint};
 use sqlx::PgPool;
@@ -25,7 +32,13 @@ use super::settle::{self, Settled, Verdict, Witness};
 use crate::failpoints;
 use crate::held::Held;
 use crate::metrics::Recovery;
-use crate::provider::{Answer, DEADLINE, Fencing, LookUp, Provider, StoredCharge};
+use crate::provider::{Answer, DEADLINE, Fencing, LookUp, MARGIN, Prepared, Provider, StoredCharge};
+
+/// Until when a charge may be begun that was prepared just now, from our own beginning: each of the two calls has its time.
+const AFTER_PREPARE: Duration = DEADLINE.saturating_mul(2);
+
+/// Both calls end while the lease lasts, and before the horizon.
+const _: () = assert!(AFTER_PREPARE.as_secs() < LEASE.as_secs() && DEADLINE.as_secs() < MARGIN.as_secs());
 
 /// A payment whose key is held.
 #[derive(Debug)]
@@ -46,7 +59,8 @@ pub(crate) async fn proceed<P: Provider>(
 ) -> Result<Proceeded, sqlx::Error> {
     let began = SystemTime::now();
     let Some(payment) = load(pool, scope, fence, began).await? else { return Ok(Proceeded::Lost) };
-    Drive { operation, retention, key: &payment.key, payment: &payment }.run().await
+    let charge = payment.charge.clone();
+    Drive { operation, retention, key: &payment.key, payment: &payment, charge, within: DEADLINE }.run().await
 }
 
 struct Drive<'a, P> {
@@ -54,10 +68,14 @@ struct Drive<'a, P> {
     retention: Duration,
     key: &'a Held<'a>,
     payment: &'a Payment<'a>,
+    /// With the reference that it was prepared as, once that is committed.
+    charge: StoredCharge,
+    /// Until when a send may be begun, from our own beginning.
+    within: Duration,
 }
 
 impl<P: Provider> Drive<'_, P> {
-    async fn run(&self) -> Result<Proceeded, sqlx::Error> {
+    async fn run(mut self) -> Result<Proceeded, sqlx::Error> {
         let key = self.key;
         if key.attempts > 1
             && let Some(verdict) =
@@ -66,8 +84,13 @@ impl<P: Provider> Drive<'_, P> {
             return self.settle(&verdict, Witness::Evidence).await;
         }
         match self.payment.recovery_point.as_str() {
-            SENT if self.may_send().await? => self.send().await,
-            SENT => self.ask().await,
+            SENT => {
+                let may_send = self.may_send().await?;
+                if let Some(proceeded) = self.prepare().await? {
+                    return Ok(proceeded);
+                }
+                if may_send { self.send().await } else { self.ask().await }
+            }
             CANCELING => self.cancel().await,
             other => key.leave(&format!("the recovery point {other:?} is not known to this version")).await,
         }
@@ -78,11 +101,57 @@ impl<P: Provider> Drive<'_, P> {
         Ok(is_young && self.key.may_send(self.operation.provider.promises().dedup).await?)
     }
 
+    /// Prepares the charge, where that comes first and has not been done. Returns what it came to when it does not go on.
+    ///
+    /// Also of a charge that is not sent any more: in a database that lost its tail it may have been, under a reference that
+    /// is lost. The same request under the same key gives it back.
+    async fn prepare(&mut self) -> Result<Option<Proceeded>, sqlx::Error> {
+        let (key, promises) = (self.key, self.operation.provider.promises());
+        let is_prepared = promises.look_up != LookUp::ByReference || self.charge.reference.is_some();
+        // Past the horizon it would be another charge.
+        if is_prepared || !key.is_recognised(promises.dedup) {
+            return Ok(None);
+        }
+        let prepared = self.operation.provider.prepare(&self.charge, key.began + DEADLINE).await;
+        failpoint!(failpoints::AFTER_PREPARE);
+        let answer = match prepared {
+            Prepared::Reference(reference) => return self.refer(reference).await,
+            // As good as fenced.
+            Prepared::Never { reason } => {
+                tracing::error!(resource = %key.resource_id, "a payment is not prepared, and is rolled back: {reason}");
+                return self.fence().await.map(Some);
+            }
+            Prepared::Answered(answer) => answer,
+        };
+        let proceeded = match (definitive(&answer), answer) {
+            // Without a reference nothing was charged, and what is settled gets none.
+            (Some(verdict @ Verdict::Declined { .. }), _) => self.settle(&verdict, Witness::Charge).await,
+            (_, Answer::Mismatch { reason }) => key.leave(&reason).await,
+            (_, answer) => key.wait(&answer).await,
+        };
+        proceeded.map(Some)
+    }
+
+    /// Commits what the charge was prepared as, by itself: whoever charges it can be asked about, and fenced.
+    async fn refer(&mut self, reference: String) -> Result<Option<Proceeded>, sqlx::Error> {
+        let key = self.key;
+        let referred = database::call(key.pool, async |connection| {
+            store::refer(connection, key.scope, key.fence, SENT, &reference).await
+        });
+        if !referred.await? {
+            return Ok(Some(Proceeded::Lost));
+        }
+        failpoint!(failpoints::AFTER_REFERENCE);
+        self.charge.reference = Some(reference);
+        self.within = AFTER_PREPARE;
+        Ok(None)
+    }
+
     async fn send(&self) -> Result<Proceeded, sqlx::Error> {
         self.key.count_send();
         failpoint!(failpoints::BEFORE_SEND);
-        let not_after = self.key.began + DEADLINE;
-        let answer = self.operation.provider.charge(&self.payment.charge, not_after).await;
+        let not_after = self.key.began + self.within;
+        let answer = self.operation.provider.charge(&self.charge, not_after).await;
         failpoint!(failpoints::AFTER_ANSWER);
         match answer {
             Answer::Mismatch { reason } => self.key.leave(&reason).await,
@@ -94,10 +163,10 @@ impl<P: Provider> Drive<'_, P> {
     }
 
     async fn ask(&self) -> Result<Proceeded, sqlx::Error> {
-        if self.operation.provider.promises().look_up == LookUp::None {
+        if self.operation.provider.promises().look_up == LookUp::None || self.was_never_charged() {
             return self.fence().await;
         }
-        let answer = self.operation.provider.get(&self.payment.charge).await;
+        let answer = self.operation.provider.get(&self.charge).await;
         match answer {
             // A provider that is away would not take the fence either.
             Answer::InProgress | Answer::NotExecuted { .. } => self.key.wait(&answer).await,
@@ -107,6 +176,11 @@ impl<P: Provider> Drive<'_, P> {
                 None => self.fence().await,
             },
         }
+    }
+
+    /// Whether it needs a reference to be charged, and has none.
+    fn was_never_charged(&self) -> bool {
+        self.operation.provider.promises().look_up == LookUp::ByReference && self.charge.reference.is_none()
     }
 
     /// Commits that nobody sends any more, then cancels at the provider.
@@ -126,7 +200,11 @@ impl<P: Provider> Drive<'_, P> {
     }
 
     async fn cancel(&self) -> Result<Proceeded, sqlx::Error> {
-        let (key, charge) = (self.key, &self.payment.charge);
+        let (key, charge) = (self.key, &self.charge);
+        if self.was_never_charged() {
+            // A reference is committed at `sent` alone: there will be none, and so no charge.
+            return self.settle(&Verdict::Fenced, Witness::Cancel).await;
+        }
         let answer = self.operation.provider.cancel(charge).await;
         failpoint!(failpoints::AFTER_CANCEL);
         if answer == Answer::Fenced {
@@ -148,7 +226,7 @@ impl<P: Provider> Drive<'_, P> {
     }
 
     async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
-        let (key, charge) = (self.key, &self.payment.charge);
+        let (key, charge) = (self.key, &self.charge);
         let settled = Settled {
             scope: key.scope,
             fence: key.fence,
@@ -196,6 +274,7 @@ async fn load<'a>(
         sqlx::query!(
             r#"-- payments_held
             SELECT k.resource_id, k.recovery_point, k.attempts, k.provider_request AS "provider_request!",
+                   k.provider_reference,
                    GREATEST(0, EXTRACT(EPOCH FROM clock_timestamp() - k.provider_first_sent_at) * 1000)::BIGINT
                        AS "since_first_sent_ms!",
                    p.provider_key, p.amount, p.currency, p.reference
@@ -227,6 +306,7 @@ async fn load<'a>(
             request: row.provider_request,
             amount: row.amount,
             currency: row.currency,
+            reference: row.provider_reference,
         },
         reference: row.reference,
     }))
