@@ -147,6 +147,12 @@ impl Scripted {
         self.state.lock().unwrap().sent.iter().map(|(_, not_after)| *not_after).collect()
     }
 
+    /// What the charges were prepared as that it was asked to make, in order.
+    pub(crate) fn charged_as(&self) -> Vec<Option<String>> {
+        let state = self.state.lock().unwrap();
+        state.sent.iter().map(|(charge, _)| charge.reference.clone()).collect()
+    }
+
     /// How often money moved, all in all.
     pub(crate) fn moved(&self) -> u32 {
         self.state.lock().unwrap().moved.values().sum()
