@@ -76,7 +76,7 @@ pub(crate) enum ApiError {
     Full,
     #[error("the database has not been usable yet")]
     NotOpen,
-    #[error("the database could not be asked, or the provider does not answer")]
+    #[error("the database could not be asked, the provider does not answer, or others hold what is acted on")]
     Unavailable,
     #[error("the database could not be asked")]
     Database(#[from] sqlx::Error),

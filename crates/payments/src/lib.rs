@@ -9,6 +9,7 @@
 pub mod audit;
 pub mod currency;
 pub mod driven;
+pub mod evidence;
 pub mod failpoints;
 pub mod hearing;
 mod held;

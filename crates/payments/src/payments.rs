@@ -19,7 +19,7 @@ pub mod recovery;
 pub mod retention;
 pub mod settle;
 
-use semel_core::database;
+use semel_core::database::{self, Failure};
 use semel_core::idempotency::{ClientId, Command, InvalidCommand};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
@@ -193,6 +193,21 @@ pub(crate) async fn refundable(
     )
     .fetch_optional(connection)
     .await
+}
+
+/// Says whether somebody holds a payment's row at this moment, so that nothing can be taken of it.
+pub(crate) async fn is_locked(connection: &mut PgConnection, payment_id: Uuid) -> Result<bool, sqlx::Error> {
+    let locked = sqlx::query_scalar!(
+        "-- payments_is_locked
+        SELECT payment_id FROM payments WHERE payment_id = $1 FOR NO KEY UPDATE NOWAIT",
+        payment_id
+    )
+    .fetch_optional(connection)
+    .await;
+    match locked {
+        Err(error) if database::failure(&error) == Failure::LockTimeout => Ok(true),
+        locked => locked.map(|_| false),
+    }
 }
 
 /// Returns a page of the client's payments, the newest first, and where the next page begins.

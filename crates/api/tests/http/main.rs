@@ -16,6 +16,7 @@ mod keyed;
 mod keys;
 mod limits;
 mod openapi;
+mod over;
 mod payments;
 mod provider;
 mod reading;
