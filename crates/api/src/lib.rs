@@ -33,6 +33,7 @@ mod routes;
 mod server;
 mod state;
 mod tls;
+mod webhooks;
 
 use std::error::Error;
 use std::io::Write as _;
@@ -55,6 +56,7 @@ pub use routes::router;
 pub use server::{Door, serve};
 pub use state::{Api, Settings};
 pub use tls::{Tls, TlsFiles};
+pub use webhooks::Webhooks;
 
 use options::Command;
 

@@ -141,10 +141,19 @@ pub enum Prepared {
     Answered(Answer),
 }
 
-/// A charge that the provider lists as succeeded.
+/// A list of the provider.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum List {
+    /// Of what it charged.
+    Charges,
+    /// Of what it gave back, by the time of the refund.
+    Refunds,
+}
+
+/// A charge, or a refund, that the provider lists as succeeded.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct ListedCharge {
-    /// The idempotency key that it was made under.
+pub struct ListedMove {
+    /// The idempotency key that it was made under; empty when it was made without one of ours.
     pub key: String,
     /// The provider's own name for it.
     pub reference: String,
@@ -152,21 +161,19 @@ pub struct ListedCharge {
     pub amount: i64,
     /// ISO 4217 code.
     pub currency: String,
-    /// In minor units; how much of it was given back.
-    pub refunded: i64,
 }
 
-/// What the provider said when asked for a list of charges.
+/// What the provider said when asked for a list.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Listed {
     /// A page of it.
     Page {
-        /// The charges on it that succeeded.
-        charges: Vec<ListedCharge>,
+        /// The charges or refunds on it that succeeded.
+        moves: Vec<ListedMove>,
         /// Names the next page; none on the last.
         next: Option<String>,
     },
-    /// It has no list.
+    /// It has no such list.
     Unsupported,
     /// It did not answer, or not with a list.
     Failed {
@@ -272,9 +279,14 @@ pub trait Provider: Clone + Send + Sync + 'static {
     /// Asks what happened to a refund. There is no fence for one.
     fn get_refund(&self, refund: &StoredRefund) -> impl Future<Output = Answer> + Send;
 
-    /// Lists a page of the charges that were made since then; the first page, or the one that the page before named. Not
-    /// every provider can.
-    fn list(&self, _since: SystemTime, _page: Option<&str>) -> impl Future<Output = Listed> + Send {
+    /// Lists a page of what was charged or given back since then; the first page, or the one that the page before named.
+    /// Not every provider can.
+    fn list(
+        &self,
+        _list: List,
+        _since: SystemTime,
+        _page: Option<&str>,
+    ) -> impl Future<Output = Listed> + Send {
         async { Listed::Unsupported }
     }
 }

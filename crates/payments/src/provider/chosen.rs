@@ -6,7 +6,7 @@ use semel_core::idempotency::InvalidCommand;
 
 use super::grpc::GrpcProvider;
 use super::stripe::StripeProvider;
-use super::{Answer, Charged, Listed, Prepared, Promises, Provider, StoredCharge, StoredRefund};
+use super::{Answer, Charged, List, Listed, Prepared, Promises, Provider, StoredCharge, StoredRefund};
 
 /// One of the adapters that ship.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ impl Provider for Chosen {
         of!(self, provider => provider.get_refund(refund).await)
     }
 
-    async fn list(&self, since: SystemTime, page: Option<&str>) -> Listed {
-        of!(self, provider => provider.list(since, page).await)
+    async fn list(&self, list: List, since: SystemTime, page: Option<&str>) -> Listed {
+        of!(self, provider => provider.list(list, since, page).await)
     }
 }

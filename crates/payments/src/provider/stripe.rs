@@ -23,6 +23,7 @@ pub mod classify;
 mod currency;
 mod http;
 pub mod objects;
+pub mod webhook;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -35,10 +36,10 @@ use tokio::time::Instant as Until;
 use self::account::{ApiBase, ApiKey};
 use self::classify::{Asked, AskedRefund, Class, Confirmed, Refusal, Reply};
 use self::http::{Call, Http, NoReply};
-use self::objects::{IntentStatus, KEY, List, Name, PaymentIntent, Refund, Related};
+use self::objects::{IntentStatus, KEY, List as Page, Metadata, Name, PaymentIntent, Refund, RefundStatus};
 use super::breaker::{Breaker, SPARED};
 use super::{
-    Answer, Charged, DEADLINE, Dedup, Fencing, Listed, ListedCharge, LookUp, Prepared, Promises, Provider,
+    Answer, Charged, DEADLINE, Dedup, Fencing, List, Listed, ListedMove, LookUp, Prepared, Promises, Provider,
     StoredCharge, StoredRefund, declined,
 };
 use crate::metrics::{PROVIDER_CALLS, PROVIDER_SECONDS};
@@ -47,8 +48,8 @@ pub use self::http::NoAuthorities;
 
 /// For how long Stripe recognises an idempotency key, at least.
 pub const HORIZON: Duration = Duration::from_hours(24);
-/// How many intents a page of the list has.
-const PAGE: usize = 50;
+/// How many objects a page of a list has.
+const PAGE: &str = "100";
 /// Most pages, of a hundred each, of one payment's refunds.
 const REFUND_PAGES: usize = 10;
 
@@ -166,7 +167,7 @@ impl StripeProvider {
                 Ok(reply) => reply,
                 Err(answer) => return answer,
             };
-            let page: List<Refund> = match classify::read(&reply) {
+            let page: Page<Refund> = match classify::read(&reply) {
                 Ok(page) => page,
                 Err(refusal) => return refusal.answer(),
             };
@@ -183,21 +184,23 @@ impl StripeProvider {
         Answer::Unknown { reason: "the payment has too many refunds to look through".to_owned() }
     }
 
-    async fn read_list(&self, since: SystemTime, page: Option<&str>) -> Listed {
+    async fn read_list(&self, list: List, since: SystemTime, page: Option<&str>) -> Listed {
+        let (name, path) = match list {
+            List::Charges => ("list", "/v1/payment_intents"),
+            List::Refunds => ("list_refunds", "/v1/refunds"),
+        };
         let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().to_string();
-        let limit = PAGE.to_string();
-        let mut query =
-            vec![("created[gte]", since.as_str()), ("limit", &limit), ("expand[]", "data.latest_charge")];
+        let mut query = vec![("created[gte]", since.as_str()), ("limit", PAGE)];
         query.extend(page.map(|page| ("starting_after", page)));
-        let call = get(format!("/v1/payment_intents?{}", form(&query)));
-        let failed = |answer: &Answer| Listed::Failed { reason: format!("{answer:?}") };
-        match self.send("list", call, self.until()).await {
-            Err(answer) => failed(&answer),
-            Ok(reply) => match classify::read(&reply) {
-                Ok(page) => listed(page),
-                Err(refusal) => Listed::Failed { reason: refusal.reason },
-            },
-        }
+        let reply = match self.send(name, get(format!("{path}?{}", form(&query))), self.until()).await {
+            Ok(reply) => reply,
+            Err(answer) => return Listed::Failed { reason: format!("{answer:?}") },
+        };
+        let listed = match list {
+            List::Charges => classify::read(&reply).map(charges),
+            List::Refunds => classify::read(&reply).map(refunds),
+        };
+        listed.unwrap_or_else(|refusal| Listed::Failed { reason: refusal.reason })
     }
 
     fn asked<'a>(&self, charge: &'a StoredCharge) -> Asked<'a> {
@@ -370,13 +373,17 @@ impl Provider for StripeProvider {
         self.counted("get_refund", self.look_up(refund, &intent, self.until())).await
     }
 
-    async fn list(&self, since: SystemTime, page: Option<&str>) -> Listed {
+    async fn list(&self, list: List, since: SystemTime, page: Option<&str>) -> Listed {
         if !self.breaker.admits() {
             return Listed::Failed { reason: SPARED.to_owned() };
         }
-        let listed = self.read_list(since, page).await;
+        let listed = self.read_list(list, since, page).await;
+        let call = match list {
+            List::Charges => "list",
+            List::Refunds => "list_refunds",
+        };
         let outcome = if matches!(listed, Listed::Page { .. }) { "succeeded" } else { "unknown" };
-        counter!(PROVIDER_CALLS, "call" => "list", "outcome" => outcome).increment(1);
+        counter!(PROVIDER_CALLS, "call" => call, "outcome" => outcome).increment(1);
         listed
     }
 }
@@ -430,19 +437,32 @@ fn too_late(not_after: SystemTime) -> Option<Answer> {
 }
 
 /// Keeps what succeeded.
-fn listed(page: List<PaymentIntent>) -> Listed {
-    let next = page.data.last().filter(|_| page.has_more).map(|last| last.id.as_str().to_owned());
+fn charges(page: Page<PaymentIntent>) -> Listed {
+    let next = next(page.has_more, page.data.last().map(|last| &last.id));
     let succeeded = page.data.into_iter().filter(|intent| intent.status == IntentStatus::Succeeded);
-    let charges = succeeded.map(|intent| ListedCharge {
-        // One without is not ours; it has no payment, as an audit is to find.
-        key: intent.metadata.key.map(|key| key.as_str().to_owned()).unwrap_or_default(),
-        reference: intent.id.as_str().to_owned(),
-        amount: intent.amount,
-        currency: intent.currency.as_str().to_ascii_uppercase(),
-        refunded: match intent.latest_charge {
-            Some(Related::Object(charge)) => charge.amount_refunded,
-            Some(Related::Id(_)) | None => 0,
-        },
-    });
-    Listed::Page { charges: charges.collect(), next }
+    let moves =
+        succeeded.map(|intent| moved(intent.metadata, &intent.id, intent.amount, &intent.currency)).collect();
+    Listed::Page { moves, next }
+}
+
+/// Keeps what succeeded, likewise.
+fn refunds(page: Page<Refund>) -> Listed {
+    let next = next(page.has_more, page.data.last().map(|last| &last.id));
+    let succeeded = page.data.into_iter().filter(|refund| refund.status == Some(RefundStatus::Succeeded));
+    let moves =
+        succeeded.map(|refund| moved(refund.metadata, &refund.id, refund.amount, &refund.currency)).collect();
+    Listed::Page { moves, next }
+}
+
+fn next(has_more: bool, last: Option<&Name>) -> Option<String> {
+    last.filter(|_| has_more).map(|last| last.as_str().to_owned())
+}
+
+fn moved(metadata: Metadata, id: &Name, amount: i64, currency: &Name) -> ListedMove {
+    ListedMove {
+        key: metadata.key.map(|key| key.as_str().to_owned()).unwrap_or_default(),
+        reference: id.as_str().to_owned(),
+        amount,
+        currency: currency.as_str().to_ascii_uppercase(),
+    }
 }

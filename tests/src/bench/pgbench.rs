@@ -7,23 +7,24 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tokio::process::Command;
 
-use super::stage::CONNECTIONS;
 use crate::net::unique_name;
 use crate::progress::Progress;
 use crate::services::Package;
 
 /// What a transaction consists of.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Script {
+pub(crate) enum Script {
     Order,
     Payment,
+    Booking,
 }
 
 impl Script {
     const fn text(self) -> &'static str {
         match self {
-            Self::Order => include_str!("orders.sql"),
-            Self::Payment => include_str!("payments.sql"),
+            Self::Order => include_str!("pgbench/orders.sql"),
+            Self::Payment => include_str!("pgbench/payments.sql"),
+            Self::Booking => include_str!("pgbench/bookings.sql"),
         }
     }
 }
@@ -38,15 +39,19 @@ impl Drop for File {
     }
 }
 
-/// Runs a script with as many connections as the API's clients have; returns how often it was run per second, without the
-/// time that connecting takes.
-pub(super) async fn floor(script: Script, database: &str, window: Duration) -> Result<f64> {
+/// Runs a script over so many connections; returns how often it was run per second, without the time that connecting takes.
+pub(crate) async fn floor(
+    script: Script,
+    database: &str,
+    connections: usize,
+    window: Duration,
+) -> Result<f64> {
     let folder = Package::Postgres.find_or_install(Progress::Stderr).await?;
     let file = File(std::env::temp_dir().join(format!("{}.sql", unique_name("semel_pgbench"))));
     std::fs::write(&file.0, script.text()).context("writing the script for pgbench")?;
     let mut command = Command::new(folder.join("pgbench"));
     command.args(["--no-vacuum", "--protocol", "prepared", "--jobs", "2"]);
-    command.args(["--client", &CONNECTIONS.to_string(), "--time", &window.as_secs().max(1).to_string()]);
+    command.args(["--client", &connections.to_string(), "--time", &window.as_secs().max(1).to_string()]);
     command.arg("--file").arg(&file.0).arg(database);
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = command.output().await.context("running pgbench")?;
