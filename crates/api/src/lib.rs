@@ -9,6 +9,7 @@
 //! It does not publish events or expire keys. In a crash the database decides: a request has taken effect
 //! whole or not at all, and its retry is told which.
 
+mod access;
 mod arrival;
 mod body;
 mod credentials;
@@ -118,6 +119,10 @@ async fn serve_until_stopped(
     } else {
         tracing::info!("without a provider there are no payments, and their routes answer 404");
         api
+    };
+    let api = match &config.webhooks {
+        Some(webhooks) => api.with_webhooks(webhooks.clone()),
+        None => api,
     };
     let door = match &config.tls {
         Some(tls) => {

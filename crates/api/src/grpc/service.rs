@@ -5,6 +5,7 @@ use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::post;
 use prost::Message;
+use semel_core::credentials::Scopes;
 use semel_core::idempotency::engine::Operation;
 use semel_core::idempotency::{ClientId, Command, Scope};
 use semel_payments::orders::{self, CreateOrder};
@@ -161,7 +162,8 @@ async fn list_refunds(
     request: Request,
 ) -> Result<Response, ApiError> {
     let v1::ListRefundsRequest { payment_id, limit, cursor } = Call::receive(request).await?.read()?;
-    let (payment_id, page) = (parse_id(&payment_id)?, listing::page_of(given(limit), some(&cursor))?);
+    let payment_id = some(&payment_id).map(parse_id).transpose()?;
+    let page = listing::page_of(given(limit), some(&cursor))?;
     let (found, next) = crate::refunds::page(&api, &client, payment_id, page).await?;
     Ok(unary::reply(&v1::ListRefundsResponse {
         refunds: found.into_iter().map(messages::refund).collect(),
@@ -172,11 +174,12 @@ async fn list_refunds(
 async fn get_idempotency_key(
     State(api): State<Api>,
     Extension(client): Extension<ClientId>,
+    Extension(scopes): Extension<Scopes>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let call = Call::receive(request).await?;
     let v1::GetIdempotencyKeyRequest { operation } = call.read()?;
-    let told = keys::told_of(&api, client, &operation, &call.metadata).await?;
+    let told = keys::told_of(&api, client, &scopes, &operation, &call.metadata).await?;
     Ok(unary::reply(&messages::key(&told)))
 }
 

@@ -22,6 +22,7 @@ pub mod account;
 pub mod classify;
 mod currency;
 mod http;
+mod listing;
 pub mod objects;
 pub mod webhook;
 
@@ -36,10 +37,10 @@ use tokio::time::Instant as Until;
 use self::account::{ApiBase, ApiKey};
 use self::classify::{Asked, AskedRefund, Class, Confirmed, Refusal, Reply};
 use self::http::{Call, Http, NoReply};
-use self::objects::{IntentStatus, KEY, List as Page, Metadata, Name, PaymentIntent, Refund, RefundStatus};
+use self::objects::{self as told, IntentStatus, KEY, Name, PaymentIntent, Refund};
 use super::breaker::{Breaker, SPARED};
 use super::{
-    Answer, Charged, DEADLINE, Dedup, Fencing, List, Listed, ListedMove, LookUp, Prepared, Promises, Provider,
+    Answer, Charged, DEADLINE, Dedup, Fencing, List, Listed, LookUp, Prepared, Promises, Provider,
     StoredCharge, StoredRefund, declined,
 };
 use crate::metrics::{PROVIDER_CALLS, PROVIDER_SECONDS};
@@ -48,8 +49,8 @@ pub use self::http::NoAuthorities;
 
 /// For how long Stripe recognises an idempotency key, at least.
 pub const HORIZON: Duration = Duration::from_hours(24);
-/// How many objects a page of a list has.
-const PAGE: &str = "100";
+/// How many entries a page of a list has.
+const PAGE: usize = 50;
 /// Most pages, of a hundred each, of one payment's refunds.
 const REFUND_PAGES: usize = 10;
 
@@ -167,7 +168,7 @@ impl StripeProvider {
                 Ok(reply) => reply,
                 Err(answer) => return answer,
             };
-            let page: Page<Refund> = match classify::read(&reply) {
+            let page: told::List<Refund> = match classify::read(&reply) {
                 Ok(page) => page,
                 Err(refusal) => return refusal.answer(),
             };
@@ -184,23 +185,29 @@ impl StripeProvider {
         Answer::Unknown { reason: "the payment has too many refunds to look through".to_owned() }
     }
 
-    async fn read_list(&self, list: List, since: SystemTime, page: Option<&str>) -> Listed {
-        let (name, path) = match list {
-            List::Charges => ("list", "/v1/payment_intents"),
-            List::Refunds => ("list_refunds", "/v1/refunds"),
-        };
+    async fn read_list(
+        &self,
+        name: &'static str,
+        list: List,
+        since: SystemTime,
+        page: Option<&str>,
+    ) -> Listed {
         let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().to_string();
-        let mut query = vec![("created[gte]", since.as_str()), ("limit", PAGE)];
+        let limit = PAGE.to_string();
+        let mut query = vec![("created[gte]", since.as_str()), ("limit", &limit)];
         query.extend(page.map(|page| ("starting_after", page)));
-        let reply = match self.send(name, get(format!("{path}?{}", form(&query))), self.until()).await {
-            Ok(reply) => reply,
-            Err(answer) => return Listed::Failed { reason: format!("{answer:?}") },
+        let path = match list {
+            List::Charges => "/v1/payment_intents",
+            List::Refunds => "/v1/refunds",
         };
-        let listed = match list {
-            List::Charges => classify::read(&reply).map(charges),
-            List::Refunds => classify::read(&reply).map(refunds),
+        let read = match list {
+            List::Charges => |reply: &Reply| classify::read(reply).map(listing::charges),
+            List::Refunds => |reply: &Reply| classify::read(reply).map(listing::refunds),
         };
-        listed.unwrap_or_else(|refusal| Listed::Failed { reason: refusal.reason })
+        match self.send(name, get(format!("{path}?{}", form(&query))), self.until()).await {
+            Err(answer) => Listed::Failed { reason: format!("{answer:?}") },
+            Ok(reply) => read(&reply).unwrap_or_else(|refusal| Listed::Failed { reason: refusal.reason }),
+        }
     }
 
     fn asked<'a>(&self, charge: &'a StoredCharge) -> Asked<'a> {
@@ -377,13 +384,13 @@ impl Provider for StripeProvider {
         if !self.breaker.admits() {
             return Listed::Failed { reason: SPARED.to_owned() };
         }
-        let listed = self.read_list(list, since, page).await;
-        let call = match list {
+        let name = match list {
             List::Charges => "list",
             List::Refunds => "list_refunds",
         };
+        let listed = self.read_list(name, list, since, page).await;
         let outcome = if matches!(listed, Listed::Page { .. }) { "succeeded" } else { "unknown" };
-        counter!(PROVIDER_CALLS, "call" => call, "outcome" => outcome).increment(1);
+        counter!(PROVIDER_CALLS, "call" => name, "outcome" => outcome).increment(1);
         listed
     }
 }
@@ -434,35 +441,4 @@ fn unreadable() -> Answer {
 fn too_late(not_after: SystemTime) -> Option<Answer> {
     (SystemTime::now() > not_after)
         .then(|| Answer::NotExecuted { reason: "too late to be sent any more".to_owned() })
-}
-
-/// Keeps what succeeded.
-fn charges(page: Page<PaymentIntent>) -> Listed {
-    let next = next(page.has_more, page.data.last().map(|last| &last.id));
-    let succeeded = page.data.into_iter().filter(|intent| intent.status == IntentStatus::Succeeded);
-    let moves =
-        succeeded.map(|intent| moved(intent.metadata, &intent.id, intent.amount, &intent.currency)).collect();
-    Listed::Page { moves, next }
-}
-
-/// Keeps what succeeded, likewise.
-fn refunds(page: Page<Refund>) -> Listed {
-    let next = next(page.has_more, page.data.last().map(|last| &last.id));
-    let succeeded = page.data.into_iter().filter(|refund| refund.status == Some(RefundStatus::Succeeded));
-    let moves =
-        succeeded.map(|refund| moved(refund.metadata, &refund.id, refund.amount, &refund.currency)).collect();
-    Listed::Page { moves, next }
-}
-
-fn next(has_more: bool, last: Option<&Name>) -> Option<String> {
-    last.filter(|_| has_more).map(|last| last.as_str().to_owned())
-}
-
-fn moved(metadata: Metadata, id: &Name, amount: i64, currency: &Name) -> ListedMove {
-    ListedMove {
-        key: metadata.key.map(|key| key.as_str().to_owned()).unwrap_or_default(),
-        reference: id.as_str().to_owned(),
-        amount,
-        currency: currency.as_str().to_ascii_uppercase(),
-    }
 }

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::problem::ProblemBase;
 use semel_payments::provider::{
-    Answer, Charged, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider, StoredCharge, StoredRefund,
+    Answer, Charged, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider, StoredCharge,
+    StoredRefund,
 };
 
 use tokio::sync::Notify;

@@ -98,7 +98,8 @@ async fn fall(
                 settlement: "PaymentCreated",
             };
             die(system, &system.place.control()?, death, &doomed, |api| {
-                Ok(tokio::spawn(Asked::of(system, api, payment.clone())?.answer()))
+                let asked = Asked::of(system, api, payment.clone())?;
+                Ok(tokio::spawn(async move { asked.answer().await.map(drop) }))
             })
             .await?;
         }
