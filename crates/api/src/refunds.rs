@@ -9,7 +9,7 @@ use semel_core::idempotency::ClientId;
 use semel_payments::page::{Cursor, Page};
 use semel_payments::payments;
 use semel_payments::payments::create::MakePayment;
-use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::provider::chosen::Chosen;
 use semel_payments::refunds::create::MakeRefund;
 use semel_payments::refunds::{self, CreateRefund, Refund};
 use serde::Deserialize;
@@ -32,7 +32,7 @@ pub(crate) const ALL_REFUNDS: &str = "/v1/refunds";
 /// Route of one refund.
 pub(crate) const REFUND: &str = "/v1/refunds/{id}";
 
-pub(crate) fn routes(make_payment: &MakePayment<GrpcProvider>) -> Router<Api> {
+pub(crate) fn routes(make_payment: &MakePayment<Chosen>) -> Router<Api> {
     Router::new()
         .route(REFUNDS, post(create).get(list))
         .route(ALL_REFUNDS, get(list_all))
@@ -51,7 +51,7 @@ async fn create(
     State(api): State<Api>,
     Extension(arrival): Extension<Arrival>,
     Extension(client): Extension<ClientId>,
-    Extension(make_refund): Extension<MakeRefund<GrpcProvider>>,
+    Extension(make_refund): Extension<MakeRefund<Chosen>>,
     payment: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Result<Response, ApiError> {

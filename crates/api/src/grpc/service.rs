@@ -11,7 +11,7 @@ use semel_core::idempotency::{ClientId, Command, Scope};
 use semel_payments::orders::{self, CreateOrder};
 use semel_payments::payments::create::MakePayment;
 use semel_payments::payments::{self, CreatePayment};
-use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::provider::chosen::Chosen;
 use semel_payments::refunds::create::MakeRefund;
 use semel_payments::refunds::{self, CreateRefund};
 use semel_proto::payments::v1;
@@ -39,7 +39,7 @@ pub(crate) const LIST_REFUNDS: &str = "/semel.payments.v1.Payments/ListRefunds";
 pub(crate) const GET_IDEMPOTENCY_KEY: &str = "/semel.payments.v1.Payments/GetIdempotencyKey";
 
 /// The calls. Without a provider there are none about payments and refunds.
-pub(crate) fn routes(make_payment: Option<MakePayment<GrpcProvider>>) -> Router<Api> {
+pub(crate) fn routes(make_payment: Option<MakePayment<Chosen>>) -> Router<Api> {
     let routes = Router::new()
         .route(CREATE_ORDER, post(create_order))
         .route(GET_ORDER, post(get_order))
@@ -98,7 +98,7 @@ async fn list_orders(
 
 async fn create_payment(
     State(api): State<Api>,
-    Extension(make_payment): Extension<MakePayment<GrpcProvider>>,
+    Extension(make_payment): Extension<MakePayment<Chosen>>,
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -135,7 +135,7 @@ async fn list_payments(
 
 async fn create_refund(
     State(api): State<Api>,
-    Extension(make_refund): Extension<MakeRefund<GrpcProvider>>,
+    Extension(make_refund): Extension<MakeRefund<Chosen>>,
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {

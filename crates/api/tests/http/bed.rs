@@ -198,7 +198,7 @@ impl Server {
         let mut api = Api::new(pool, settings.clone(), life.clone());
         if let Some(provider) = provider {
             let port = GrpcProvider::new(&provider.url(), Dedup::ForEver).unwrap();
-            api = api.with_payments(MakePayment::new(settings.namespace, port, settings.problem_base));
+            api = api.with_payments(MakePayment::new(settings.namespace, port.into(), settings.problem_base));
         }
         let api = change(api);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
