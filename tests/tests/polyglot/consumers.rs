@@ -13,7 +13,7 @@ use semel_tests::process::Daemon;
 use semel_tests::services::{Database, Services, Vhost};
 use semel_tests::wait::eventually;
 use semel_tests::workspace::root;
-use sqlx::{Executor as _, Row as _};
+use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
 use uuid::Uuid;
 
 const SOON: Duration = Duration::from_mins(1);
@@ -36,7 +36,8 @@ impl Shop {
         let database = services.create_database("polyglot").await?;
         schema::migrate(&database.url().parse()?, &[&INBOX]).await?;
         // Nothing is unique: what takes effect twice has to show.
-        database.connect().await?.execute("CREATE TABLE stops (shipment_id TEXT, stop INT)").await?;
+        let mut own = PgConnection::connect(&database.url()).await?;
+        own.execute("CREATE TABLE stops (shipment_id TEXT, stop INT)").await?;
         let vhost = services.create_vhost("polyglot").await?;
         let (exchange, queue) = (vhost.scoped("semel.events"), vhost.scoped("stock.shipments"));
         let broker = BrokerConnection::open(&vhost.url().parse()?, "polyglot").await?;
@@ -106,7 +107,8 @@ impl Shop {
 /// The block of `docs/outbox.md` in this language that consumes.
 fn documented(fence: &str) -> Result<String> {
     let text = std::fs::read_to_string(root()?.join("docs/outbox.md")).context("reading docs/outbox.md")?;
-    let blocks = text.split(&format!("```{fence}\n")).skip(1).filter_map(|rest| rest.split("\n```").next());
+    let opening = format!("```{fence}\n");
+    let blocks = text.split(&opening).skip(1).filter_map(|rest| rest.split("\n```").next());
     let block = blocks.filter(|block| block.contains("INSERT INTO processed_events")).last();
     block.map(str::to_owned).with_context(|| format!("docs/outbox.md shows no consumer in {fence}"))
 }
