@@ -22,6 +22,7 @@ CREATE TABLE parked_events (
     reason TEXT COLLATE "C" NOT NULL,
     error TEXT,
     attempts INT NOT NULL,
+    is_under_way BOOLEAN NOT NULL DEFAULT false,
     parked_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     first_failed_at TIMESTAMPTZ,
     last_failed_at TIMESTAMPTZ,
@@ -33,7 +34,7 @@ CREATE TABLE parked_events (
     CONSTRAINT parked_events_aggregate_bounded CHECK (
         octet_length(aggregate_type) BETWEEN 1 AND 255 AND octet_length(aggregate_id) BETWEEN 1 AND 255
     ),
-    CONSTRAINT parked_events_reason_known CHECK (reason IN ('failed', 'behind')),
+    CONSTRAINT parked_events_reason_known CHECK (reason IN ('failed', 'behind', 'redelivered')),
     CONSTRAINT parked_events_failed_has_error CHECK (
         (reason = 'failed') = (error IS NOT NULL)
         AND (error IS NULL) = (first_failed_at IS NULL)
@@ -58,9 +59,10 @@ COMMENT ON COLUMN parked_events.exchange IS 'The exchange that the message was p
 COMMENT ON COLUMN parked_events.routing_key IS 'The routing key that the message was published with.';
 COMMENT ON COLUMN parked_events.properties IS 'The message''s properties and headers; with the payload, all that a copy of it is made of.';
 COMMENT ON COLUMN parked_events.payload IS 'The message''s body, byte for byte.';
-COMMENT ON COLUMN parked_events.reason IS 'failed: its handling failed; behind: an earlier event of its aggregate is parked.';
+COMMENT ON COLUMN parked_events.reason IS 'failed: its handling failed; behind: an earlier event of its aggregate is parked; redelivered: it was delivered before, and may be one that ends its process.';
 COMMENT ON COLUMN parked_events.error IS 'What the handler said last, without what may quote the event.';
 COMMENT ON COLUMN parked_events.attempts IS 'How often its handling was begun; counted before the handler runs, so that one that ends the process counts.';
+COMMENT ON COLUMN parked_events.is_under_way IS 'An attempt was begun, and its end is not noted: it runs, or its process ended in the middle of it.';
 COMMENT ON COLUMN parked_events.parked_at IS 'When it was parked.';
 COMMENT ON COLUMN parked_events.first_failed_at IS 'When its handling failed first.';
 COMMENT ON COLUMN parked_events.last_failed_at IS 'When its handling failed last.';

@@ -23,6 +23,10 @@ use crate::session::{Ahead, Ended, Session};
 /// A subscription that has held for this long makes the next wait a short one again.
 const HELD: Duration = Duration::from_secs(30);
 
+/// Subscriptions in a row that end before that, with an aggregate's order, before a message is suspected that the client library
+/// cannot read: it ends each connection that it is sent on.
+const CUT_SHORT: u32 = 3;
+
 /// Takes the events of one queue and hands them to a [`Handler`], once each.
 ///
 /// Any number of processes may run the same consumer.
@@ -129,7 +133,9 @@ impl<H: Handler> Consumer<H> {
 
     async fn keep_subscribed(&self, life: &Lifecycle) -> Result<(), Error> {
         let mut backoff = Backoff::for_service();
-        let mut ahead = Ahead::OneUntilFresh;
+        let in_order = self.shared.settings.ordering == Ordering::Aggregate;
+        let mut ahead = if in_order { Ahead::Full } else { Ahead::OneUntilFresh };
+        let mut cut_short = 0;
         let mut ended = Ok(());
         while !life.is_stopping() {
             let begun = Instant::now();
@@ -145,13 +151,16 @@ impl<H: Handler> Consumer<H> {
                 ended = Err(error);
                 break;
             }
-            ahead = Ahead::OneUntilSettled;
-            if !matches!(error, Error::Broker(_)) {
+            if matches!(error, Error::Broker(_)) {
+                cut_short += 1;
+            } else {
                 database::cut_idle(&self.shared.pool);
             }
             if begun.elapsed() > HELD {
                 backoff.reset();
+                cut_short = 0;
             }
+            ahead = if in_order && cut_short < CUT_SHORT { Ahead::Full } else { Ahead::OneUntilFresh };
             let wait = backoff.next_wait();
             self.shared.not_consuming(&chain(&error), wait);
             tokio::select! {

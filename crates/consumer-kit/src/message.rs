@@ -19,7 +19,7 @@ use crate::event::{self, Event};
 use crate::handler::{Handler, HandlerError};
 use crate::lanes::Lanes;
 use crate::metrics::{self, Outcome};
-use crate::parking::{Parking, park};
+use crate::parking::{Parking, Why, park};
 use crate::told::told;
 use crate::transaction::{Effect, Setback, Source, take_effect};
 
@@ -34,6 +34,8 @@ pub(crate) enum Verdict {
     Park { error: String },
     /// Park it behind others of its aggregate.
     Wait,
+    /// Park it, to be handled from the database, where the attempt is counted before the handler runs.
+    Suspect,
     /// Give it up.
     Dead { reason: Reason, error: String },
     /// Keep it unsettled: it could not even be tried, and its next delivery might be one too many.
@@ -107,12 +109,15 @@ async fn settle_alone<H: Handler>(
     let consumer = shared.settings.name.as_str();
     let verdict = loop {
         match judge_until_known(shared, &delivery, signals).await? {
-            Verdict::Park { error } => match until_parked(shared, &delivery, signals, Some(&error)).await? {
-                Some(outcome) => break Verdict::Settled(outcome),
-                None => break Verdict::Retry { error },
-            },
-            Verdict::Wait => {
-                if let Some(outcome) = until_parked(shared, &delivery, signals, None).await? {
+            Verdict::Park { error } => {
+                match until_parked(shared, &delivery, signals, Why::Failed(&error)).await? {
+                    Some(outcome) => break Verdict::Settled(outcome),
+                    None => break Verdict::Retry { error },
+                }
+            }
+            verdict @ (Verdict::Wait | Verdict::Suspect) => {
+                let why = if matches!(verdict, Verdict::Wait) { Why::Behind } else { Why::Redelivered };
+                if let Some(outcome) = until_parked(shared, &delivery, signals, why).await? {
                     break Verdict::Settled(outcome);
                 }
                 // What it would have waited for is done.
@@ -166,7 +171,7 @@ async fn settle_alone<H: Handler>(
         // Closing the channel gives it back.
         Verdict::Keep(error) => return Err(error),
         // Parked above.
-        Verdict::Park { .. } | Verdict::Wait => return Ok(()),
+        Verdict::Park { .. } | Verdict::Wait | Verdict::Suspect => return Ok(()),
     };
     told_settled(shared, outcome, settled);
     semel_core::failpoint!(crate::failpoints::AFTER_ACK);
@@ -180,13 +185,13 @@ async fn until_parked<H: Handler>(
     shared: &Shared<H>,
     delivery: &Delivery,
     signals: &Signals,
-    error: Option<&str>,
+    why: Why<'_>,
 ) -> Result<Option<Outcome>, Error> {
     let Some(aggregate) = aggregate(shared, delivery) else { return Ok(None) };
     let mut backoff = Backoff::for_service();
     let mut was_kept = false;
     loop {
-        let full = match park(shared, delivery, &aggregate, error).await? {
+        let full = match park(shared, delivery, &aggregate, why).await? {
             Parking::Full(full) => full,
             parking => {
                 if was_kept && !signals.ending.is_cancelled() {
@@ -195,13 +200,17 @@ async fn until_parked<H: Handler>(
                 let event_id =
                     delivery.envelope.as_ref().ok().map(|event| tracing::field::display(event.event_id));
                 let consumer = shared.settings.name.as_str();
-                return Ok(match (parking, error) {
-                    (Parking::Parked, Some(error)) => {
+                return Ok(match (parking, why) {
+                    (Parking::Parked, Why::Failed(error)) => {
                         tracing::warn!(consumer, event_id, "parked: {error}");
                         Some(Outcome::Parked)
                     }
-                    (Parking::Parked, None) => {
+                    (Parking::Parked, Why::Behind) => {
                         tracing::info!(consumer, event_id, "parked behind another of its aggregate");
+                        Some(Outcome::Parked)
+                    }
+                    (Parking::Parked, Why::Redelivered) => {
+                        tracing::info!(consumer, event_id, "parked, since it was delivered before");
                         Some(Outcome::Parked)
                     }
                     (Parking::Processed, _) => Some(Outcome::Duplicate),
@@ -369,6 +378,8 @@ async fn judge<H: Handler>(shared: &Shared<H>, delivery: &Delivery) -> Result<Ve
         Err(error) => return invalid(error.to_string()),
     };
     let ordering = match aggregate_of(shared, received) {
+        // It may be one that ends the process. The broker would count it, and what was sent ahead with it.
+        Ok(Some(_)) if delivery.delivery_count.unwrap_or(0) > 0 => return Ok(Verdict::Suspect),
         Ok(Some(_)) => Ordering::Aggregate,
         Ok(None) => Ordering::None,
         Err(unusable) => return invalid(unusable.to_string()),

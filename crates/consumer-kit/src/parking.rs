@@ -4,7 +4,7 @@
 use semel_broker::Delivery;
 use semel_core::database::{Loan, within};
 use semel_core::inbox::order::{self, Standing};
-use semel_core::inbox::parked::{self, Failure, NewParked};
+use semel_core::inbox::parked::{self, Failure, NewParked, Reason};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use crate::aggregate::Aggregate;
@@ -12,6 +12,17 @@ use crate::consumer::Shared;
 use crate::copies::{Original, shortened};
 use crate::error::Error;
 use crate::transaction::begin_statement;
+
+/// Why an event is to be parked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Why<'a> {
+    /// It failed.
+    Failed(&'a str),
+    /// An earlier event of its aggregate is parked.
+    Behind,
+    /// It was delivered before.
+    Redelivered,
+}
 
 /// What became of the wish to park an event.
 #[derive(Debug)]
@@ -26,7 +37,7 @@ pub(crate) enum Parking {
     Full(Error),
 }
 
-/// Parks an event that failed, for the reason `error`, or one behind others.
+/// Parks an event, unless there is nothing behind which it would have to wait.
 ///
 /// # Cancel safety
 ///
@@ -35,7 +46,7 @@ pub(crate) async fn park<H>(
     shared: &Shared<H>,
     delivery: &Delivery,
     aggregate: &Aggregate,
-    error: Option<&str>,
+    why: Why<'_>,
 ) -> Result<Parking, Error> {
     let failed = |source| Error::Database { attempted: "park an event", source };
     let mut loan = Loan::take(&shared.pool).await.map_err(failed)?;
@@ -45,7 +56,7 @@ pub(crate) async fn park<H>(
     let begin = loan.begin_with(AssertSqlSafe(begin_statement(patience)));
     let mut tx = within(limit, begin).await.map_err(failed)?;
     let parking =
-        within(limit * 2, park_in(&mut tx, shared, delivery, aggregate, error)).await.map_err(failed)?;
+        within(limit * 2, park_in(&mut tx, shared, delivery, aggregate, why)).await.map_err(failed)?;
     match parking {
         Parking::Parked => within(limit, tx.commit()).await.map_err(failed)?,
         _ => within(limit, tx.rollback()).await.map_err(failed)?,
@@ -59,7 +70,7 @@ async fn park_in<H>(
     shared: &Shared<H>,
     delivery: &Delivery,
     aggregate: &Aggregate,
-    error: Option<&str>,
+    why: Why<'_>,
 ) -> Result<Parking, sqlx::Error> {
     let settings = &shared.settings;
     // Only events are parked.
@@ -69,7 +80,7 @@ async fn park_in<H>(
     match order::look(tx, place, received.event_id).await? {
         Standing { is_processed: true, .. } => return Ok(Parking::Processed),
         Standing { is_parked: true, .. } => return Ok(Parking::Parked),
-        Standing { has_parked: false, .. } if error.is_none() => return Ok(Parking::Clear),
+        Standing { has_parked: false, .. } if matches!(why, Why::Behind) => return Ok(Parking::Clear),
         Standing { .. } => {}
     }
     if parked::is_full(tx, &settings.name, i64::from(settings.parked_limit)).await? {
@@ -85,11 +96,15 @@ async fn park_in<H>(
         routing_key: &storable(&original.routing_key),
         properties: &original.copy.to_stored(),
         payload: &delivery.body,
-        failure: error.map(|error| Failure {
-            error: shortened(error),
-            attempts: i32::try_from(original.failures.saturating_add(1)).unwrap_or(i32::MAX),
-            retry_in: shared.copies.delay(original.failures),
-        }),
+        reason: match why {
+            Why::Failed(error) => Reason::Failed(Failure {
+                error: shortened(error),
+                attempts: i32::try_from(original.failures.saturating_add(1)).unwrap_or(i32::MAX),
+                retry_in: shared.copies.delay(original.failures),
+            }),
+            Why::Behind => Reason::Behind,
+            Why::Redelivered => Reason::Redelivered,
+        },
     };
     parked::park(tx, place, &event).await?;
     Ok(Parking::Parked)

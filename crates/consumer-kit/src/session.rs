@@ -4,8 +4,11 @@
 //! call that is dropped leaves its connection in an unknown state. Whatever ends the session, messages in work are finished
 //! first, each call of theirs within its limit; then the channel is closed, which returns to the queue what was not
 //! acknowledged, one delivery closer to its limit. So a session fetches nothing before the database has taken a write, and
-//! the one after a failure fetches one message at first, as does the first one of a process: a second failure is then the
-//! cost of that one alone.
+//! the one after a failure fetches what comes again one by one, as does the first one of a process: a second failure is then the
+//! cost of one message alone.
+//!
+//! With an aggregate's order it fetches as many as ever, for the broker puts a message that comes again behind others that do: a
+//! second failure would change their order. There, what comes again is parked instead, and the database counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,11 +38,9 @@ const TURN: Duration = Duration::from_secs(1);
 pub(crate) enum Ahead {
     /// As many as the settings say.
     Full,
-    /// One, until one comes for the first time: an earlier process may have been ended by one that comes again, and that one
-    /// is to use up its own deliveries and not its neighbours'.
+    /// One, until one comes for the first time: an earlier process or subscription may have been ended by one that comes
+    /// again, and that one is to use up its own deliveries and not its neighbours'.
     OneUntilFresh,
-    /// One, until it is settled.
-    OneUntilSettled,
 }
 
 /// How a session ended that nothing has ended by force.
@@ -83,7 +84,7 @@ impl<H: Handler> Session<H> {
         let queue = &settings.topology.queue;
         let prefetch = match ahead {
             Ahead::Full => settings.prefetch,
-            Ahead::OneUntilFresh | Ahead::OneUntilSettled => 1,
+            Ahead::OneUntilFresh => 1,
         };
         let subscription = Subscription::open(&shared.broker, &settings.name, queue, prefetch).await?;
         Ok(Self {
@@ -127,19 +128,19 @@ impl<H: Handler> Session<H> {
     /// The prefetch is never changed under way. That cancels a consumer, and the broker would hand the queue to another process
     /// while this one still holds messages. So the session ends, when what it holds is settled, for one with a larger prefetch.
     async fn take_in_order(&mut self, life: &Lifecycle) -> Result<Ended, Error> {
-        let mut wants_more = self.ahead == Ahead::OneUntilSettled;
+        let mut has_fresh = false;
         loop {
             self.shared.beat();
             tokio::select! {
                 biased;
                 () = life.stopping() => return Ok(Ended::Stopped),
                 Some(done) = self.running.next() => outcome(done)?,
-                () = self.signals.settled.notified(), if wants_more && self.ahead != Ahead::Full => {
+                () = self.signals.settled.notified(), if has_fresh && self.ahead == Ahead::OneUntilFresh => {
                     return Ok(Ended::ForMoreAhead);
                 }
                 delivery = self.subscription.next() => {
                     let delivery = delivery?;
-                    wants_more |= delivery.delivery_count.unwrap_or(0) == 0;
+                    has_fresh |= delivery.delivery_count.unwrap_or(0) == 0;
                     self.begin_in_order(life, delivery);
                 }
                 () = tokio::time::sleep(TURN) => {}
@@ -170,9 +171,6 @@ impl<H: Handler> Session<H> {
                 biased;
                 () = life.stopping() => return Ok(()),
                 Some(done) = self.running.next() => outcome(done)?,
-                () = self.signals.settled.notified(), if self.ahead == Ahead::OneUntilSettled => {
-                    self.take_all_ahead().await?;
-                }
                 free = Arc::clone(&self.places).acquire_owned(), if place.is_none() => place = free.ok(),
                 delivery = self.subscription.next(), if place.is_some() => {
                     let delivery = delivery?;

@@ -97,7 +97,9 @@ impl<H: Handler> Rehearsal<H> {
             Verdict::Settled(Outcome::Effect) => Ok(Delivered::Effect),
             Verdict::Settled(_) => Ok(Delivered::Duplicate),
             Verdict::Retry { error } | Verdict::Park { error } => Ok(Delivered::Retried { error }),
-            Verdict::Wait => Ok(Delivered::Retried { error: "an earlier event is parked".to_owned() }),
+            Verdict::Wait | Verdict::Suspect => {
+                Ok(Delivered::Retried { error: "an earlier event is parked".to_owned() })
+            }
             Verdict::Dead { error, .. } => Ok(Delivered::Dead { error }),
             Verdict::Keep(error) => Err(error),
         }

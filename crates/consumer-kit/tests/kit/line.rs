@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use semel_broker::BrokerUrl;
 use semel_core::database::{self, DatabaseUrl};
 use sqlx::PgPool;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,8 @@ struct State {
     trap: Mutex<Option<Trap>>,
     /// Cuts the connections that there are.
     cut: Mutex<CancellationToken>,
+    /// What the server is sent instead of what.
+    swap: Mutex<Option<(&'static [u8], &'static [u8])>>,
 }
 
 /// Makes the connection silent on which the server sends these bytes.
@@ -70,8 +72,18 @@ impl Line {
         database::pool(&database, "kit-test line", connections)
     }
 
+    pub(crate) fn url(&self) -> String {
+        self.url.clone()
+    }
+
     pub(crate) fn broker(&self) -> BrokerUrl {
         self.url.parse().unwrap()
+    }
+
+    /// Sends the server the one instead of the other, which is as long.
+    pub(crate) fn swap(&self, text: &'static [u8], by: &'static [u8]) {
+        assert_eq!(text.len(), by.len());
+        *self.state.swap.lock().unwrap() = Some((text, by));
     }
 
     /// Cuts the connections that there are. New ones work.
@@ -104,15 +116,33 @@ async fn forward(listener: TcpListener, place: String, state: Arc<State>) {
         let (client, _) = listener.accept().await.unwrap();
         let number = state.opened.fetch_add(1, Ordering::SeqCst);
         let cut = state.cut.lock().unwrap().clone();
-        let (mut from_client, to_client) = client.into_split();
-        let (from_server, mut to_server) = TcpStream::connect(&place).await.unwrap().into_split();
-        tokio::spawn(cut.clone().run_until_cancelled_owned(async move {
-            let _ = copy(&mut from_client, &mut to_server).await;
-            let _ = to_server.shutdown().await;
-        }));
+        let (from_client, to_client) = client.into_split();
+        // A server that is away just now: the client is told so.
+        let Ok(server) = TcpStream::connect(&place).await else { continue };
+        let (from_server, to_server) = server.into_split();
+        let questions = questions(from_client, to_server, Arc::clone(&state));
+        tokio::spawn(cut.clone().run_until_cancelled_owned(questions));
         let answers = answers(from_server, to_client, number, Arc::clone(&state));
         tokio::spawn(cut.run_until_cancelled_owned(answers));
     }
+}
+
+async fn questions(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: Arc<State>) {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        let bytes = &mut buffer[..count];
+        if let Some((text, by)) = *state.swap.lock().unwrap() {
+            for start in 0..(count + 1).saturating_sub(text.len()) {
+                if bytes[start..].starts_with(text) {
+                    bytes[start..start + by.len()].copy_from_slice(by);
+                }
+            }
+        }
+        if to.write_all(bytes).await.is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown().await;
 }
 
 /// Reads on when it is silent, so that the server is not held up.

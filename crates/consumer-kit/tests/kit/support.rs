@@ -388,6 +388,12 @@ impl Running {
         self.ended().await.unwrap();
     }
 
+    /// Only makes its topology.
+    pub(crate) async fn stop_when_ready(self) {
+        self.ready().await;
+        self.stop().await;
+    }
+
     pub(crate) async fn ended(self) -> Result<(), Error> {
         within("the consumer to end", self.task).await.unwrap()
     }
@@ -399,16 +405,28 @@ pub(crate) async fn within<F: Future>(what: &str, future: F) -> F::Output {
 }
 
 /// Looks at a condition until it holds; the panic tells what was seen last.
-pub(crate) async fn eventually<T, E: Debug, F>(what: &str, mut look: impl FnMut() -> F) -> T
+pub(crate) async fn eventually<T, E: Debug, F>(what: &str, look: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, E>>,
 {
-    let until = Instant::now() + DEADLINE;
+    eventually_within(DEADLINE, what, look).await
+}
+
+/// Does so for at most so long.
+pub(crate) async fn eventually_within<T, E: Debug, F>(
+    deadline: Duration,
+    what: &str,
+    mut look: impl FnMut() -> F,
+) -> T
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let until = Instant::now() + deadline;
     loop {
         match look().await {
             Ok(value) => return value,
             Err(seen) if Instant::now() > until => {
-                panic!("waited {DEADLINE:?} for {what}; seen last: {seen:?}")
+                panic!("waited {deadline:?} for {what}; seen last: {seen:?}")
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use semel_core::database::{self, Failure};
 use semel_core::derive;
 use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded, Terms};
 use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
@@ -17,7 +18,7 @@ use super::{CreateRefund, Refund, location, recovery};
 use crate::payments::create::MakePayment;
 use crate::payments::{self, Refundable, recovery_point};
 use crate::problem::{self, ProblemBase};
-use crate::provider::Provider;
+use crate::provider::{Charged, Provider};
 
 /// When a client is told to ask again whose payment has no outcome yet: most have one by then.
 const PAYMENT_SETTLES_WITHIN: Duration = Duration::from_secs(2);
@@ -73,24 +74,17 @@ impl<P: Provider> Operation for MakeRefund<P> {
         {
             return Ok(Some(Begun::Limited));
         }
-        let payment = payments::refundable(&mut *connection, &key.scope.client, command.payment_id).await?;
-        let Some(payment) = payment else { return Ok(Some(Begun::Hindered(Hindrance::Missing))) };
-        match payment.status.as_str() {
-            "processing" => {
-                let retry_after = PAYMENT_SETTLES_WITHIN;
-                return Ok(Some(Begun::Hindered(Hindrance::Passing { retry_after })));
+        let begun = self.claim_or_refuse(&mut *connection, key, command, terms.retention).await;
+        match begun {
+            // At the key, whose duplicate is at work; or at the payment, and then the key is free.
+            Err(error)
+                if database::failure(&error) == Failure::LockTimeout
+                    && payments::is_locked(connection, command.payment_id).await? =>
+            {
+                Ok(Some(Begun::Hindered(Hindrance::Busy)))
             }
-            "succeeded" if command.amount <= payment.left => {
-                match self.claim(&mut *connection, key, command, &payment).await {
-                    // Others have taken it since it was read.
-                    Err(error) if is_more_than_is_left(&error) => {}
-                    claimed => return Ok(claimed?.map(Begun::Claimed)),
-                }
-            }
-            // Of what moved no money, and never will, nothing is left either.
-            _ => {}
+            begun => begun,
         }
-        refuse(connection, &self.payments.problems, key, command, &payment, terms.retention).await
     }
 
     async fn proceed(
@@ -109,6 +103,33 @@ impl<P: Provider> Operation for MakeRefund<P> {
 }
 
 impl<P: Provider> MakeRefund<P> {
+    async fn claim_or_refuse(
+        &self,
+        connection: &mut PgConnection,
+        key: &NewKey<'_>,
+        command: &CreateRefund,
+        retention: Duration,
+    ) -> Result<Option<Begun>, sqlx::Error> {
+        let payment = payments::refundable(&mut *connection, &key.scope.client, command.payment_id).await?;
+        let Some(payment) = payment else { return Ok(Some(Begun::Hindered(Hindrance::Missing))) };
+        match payment.status.as_str() {
+            "processing" => {
+                let retry_after = PAYMENT_SETTLES_WITHIN;
+                return Ok(Some(Begun::Hindered(Hindrance::Passing { retry_after })));
+            }
+            "succeeded" if command.amount <= payment.left => {
+                match self.claim(&mut *connection, key, command, &payment).await {
+                    // Others have taken it since it was read.
+                    Err(error) if is_more_than_is_left(&error) => {}
+                    claimed => return Ok(claimed?.map(Begun::Claimed)),
+                }
+            }
+            // Of what moved no money, and never will, nothing is left either.
+            _ => {}
+        }
+        refuse(connection, &self.payments.problems, key, command, &payment, retention).await
+    }
+
     async fn claim(
         &self,
         connection: &mut PgConnection,
@@ -119,7 +140,11 @@ impl<P: Provider> MakeRefund<P> {
         // Derived, so that a database that lost its tail asks for the same refund under the same key.
         let provider_key =
             derive::from_key(&self.payments.namespace, key.scope, "provider_refund").to_string();
-        let request = self.payments.provider.encode_refund(&payment.provider_key, command.amount);
+        let charge = Charged {
+            key: payment.provider_key.clone(),
+            reference: payment.provider_reference.clone().unwrap_or_default(),
+        };
+        let request = self.payments.provider.encode_refund(&charge, command.amount);
         let fence = sqlx::query_scalar!(
             "-- refunds_begin
             WITH key AS (
