@@ -106,7 +106,8 @@ impl Shop {
 /// The block of `docs/outbox.md` in this language that consumes.
 fn documented(fence: &str) -> Result<String> {
     let text = std::fs::read_to_string(root()?.join("docs/outbox.md")).context("reading docs/outbox.md")?;
-    let blocks = text.split(&format!("```{fence}\n")).skip(1).filter_map(|rest| rest.split("\n```").next());
+    let opening = format!("```{fence}\n");
+    let blocks = text.split(&opening).skip(1).filter_map(|rest| rest.split("\n```").next());
     let block = blocks.filter(|block| block.contains("INSERT INTO processed_events")).last();
     block.map(str::to_owned).with_context(|| format!("docs/outbox.md shows no consumer in {fence}"))
 }
