@@ -171,7 +171,7 @@ async fn a_chain_of_a_queue_that_is_slower_than_chains_usually_may_be_is_publish
     };
     let yard = Yard::on(&services).await?;
     let mut config = yard.config(1)?;
-    config.confirm_limit = Duration::from_mins(1);
+    (config.batch_time, config.confirm_limit) = (Duration::from_secs(2), Duration::from_secs(22));
     let mut relay = Relay::new(&config);
     relay.connect().await?;
     yard.insert(&mut yard.connect().await?, "late", 1, "Silent").await?;
@@ -193,7 +193,7 @@ async fn slow_and_published(yard: &Yard, relay: &mut Relay, silence: &Silence<'_
     );
     assert_eq!(yard.count("published_at IS NULL AND attempts = 1").await?, 1, "and nobody blames it");
 
-    yard.execute("UPDATE outbox SET held_at = now() - INTERVAL '8 minutes'").await?;
+    yard.execute("UPDATE outbox SET held_at = now() - INTERVAL '1 hour'").await?;
     yard.execute("UPDATE outbox_held SET next_attempt_at = now()").await?;
     let answers_late = async {
         let held = || async {
@@ -203,7 +203,7 @@ async fn slow_and_published(yard: &Yard, relay: &mut Relay, silence: &Silence<'_
             }
         };
         eventually("a lane to be held", SOON, held).await?;
-        yard.execute("SELECT pg_sleep(4)").await?;
+        yard.execute("SELECT pg_sleep(3.5)").await?;
         silence.end().await
     };
     let (passed, answered) = tokio::join!(relay.pass(), answers_late);
@@ -238,8 +238,8 @@ async fn silent_amid_a_wave(yard: &Yard, silence: &Silence<'_>) -> Result<()> {
     )
     .await?;
     let mut config = yard.config(1)?;
-    (config.broker, config.confirm_limit, config.batch) = (url.parse()?, Duration::from_secs(30), 64 * 100);
-    config.batch_bytes = 64 * 1024 * 1024;
+    (config.broker, config.batch, config.batch_bytes) = (url.parse()?, 64 * 100, 64 * 1024 * 1024);
+    (config.batch_time, config.confirm_limit) = (Duration::from_secs(2), Duration::from_secs(22));
     let mut relay = Relay::new(&config);
     relay.connect().await?;
     // Slow enough for the queue to be suspended in the middle of the first wave.
