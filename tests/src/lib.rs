@@ -10,6 +10,7 @@
 
 pub mod bed;
 pub mod bench;
+pub mod calls;
 pub mod client;
 pub mod demo;
 pub mod dev;
@@ -27,6 +28,7 @@ pub mod proxy;
 pub mod reconcile;
 pub mod services;
 pub mod skip;
+pub mod stripe;
 pub mod system;
 pub mod tap;
 pub mod wait;

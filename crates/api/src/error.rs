@@ -7,6 +7,8 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use semel_core::idempotency::engine::EngineError;
 use semel_core::idempotency::{InvalidCommand, InvalidKey};
+use semel_payments::hearing::Unheard;
+use semel_payments::provider::stripe::webhook::InvalidSignature;
 use serde_json::{Value, json};
 use tonic::Code;
 use uuid::Uuid;
@@ -22,6 +24,8 @@ pub(crate) enum ApiError {
     CredentialMissing,
     #[error("a credential that is malformed, unknown, wrong or revoked")]
     CredentialRefused,
+    #[error("a credential without the scope {scope}")]
+    Forbidden { scope: &'static str },
     #[error("no such route or resource")]
     NotFound,
     #[error("not exactly one Host")]
@@ -33,7 +37,7 @@ pub(crate) enum ApiError {
     #[error("the body is not said to be plain JSON")]
     MediaType,
     #[error("the body is too large")]
-    BodyTooLarge,
+    BodyTooLarge { limit: usize },
     #[error("the body is too slow")]
     BodyTooSlow,
     #[error("the body ended early")]
@@ -58,6 +62,10 @@ pub(crate) enum ApiError {
     Unsettled { retry_after: Duration },
     #[error("the client begins too much")]
     Limited { retry_after: Duration },
+    #[error("an event that is not believed")]
+    Signature(#[source] InvalidSignature),
+    #[error(transparent)]
+    Unheard(#[from] Unheard),
     #[error("the key has expired")]
     KeyExpired { resource_id: Uuid, location: HeaderValue },
     #[error("whether it was executed is not known")]
@@ -70,7 +78,7 @@ pub(crate) enum ApiError {
     Full,
     #[error("the database has not been usable yet")]
     NotOpen,
-    #[error("the database could not be asked, or the provider does not answer")]
+    #[error("the database could not be asked, the provider does not answer, or others hold what is acted on")]
     Unavailable,
     #[error("the database could not be asked")]
     Database(#[from] sqlx::Error),
@@ -112,6 +120,7 @@ impl ApiError {
                 Problem::new(Kind::Unauthenticated, "The token is malformed, unknown, wrong or revoked.")
                     .header(header::WWW_AUTHENTICATE, challenge)
             }
+            Self::Forbidden { scope } => forbidden(scope),
             Self::NotFound => {
                 Problem::new(Kind::NotFound, "There is no such route, or no such resource of yours.")
             }
@@ -124,9 +133,9 @@ impl ApiError {
                 Kind::UnsupportedMediaType,
                 "Send one `Content-Type: application/json`, in UTF-8, and no `Content-Encoding`.",
             ),
-            Self::BodyTooLarge => {
-                Problem::new(Kind::ContentTooLarge, format!("A body has at most {} bytes.", body::MAX_BYTES))
-                    .with("max_bytes", json!(body::MAX_BYTES))
+            Self::BodyTooLarge { limit } => {
+                Problem::new(Kind::ContentTooLarge, format!("A body has at most {limit} bytes."))
+                    .with("max_bytes", json!(limit))
             }
             Self::BodyTooSlow => Problem::new(
                 Kind::RequestTimeout,
@@ -187,7 +196,10 @@ impl ApiError {
                 Kind::TemporarilyUnavailable,
                 "A newer version of the service knows this key. Ask again with the same key and body.",
             ),
-            Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {
+            Self::Signature(error) => Problem::new(Kind::SignatureInvalid, sentence(&error.to_string())),
+            Self::Unheard(Unheard::OtherMode) => invalid("livemode", "is that of another endpoint"),
+            Self::Unheard(Unheard::Unreadable(_)) => invalid("", "is no event that can be read"),
+            Self::Unheard(Unheard::Database(_)) | Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {
                 Problem::new(
                     Kind::TemporarilyUnavailable,
                     "The request was not executed. Ask again, with the same key if it has one.",
@@ -223,6 +235,17 @@ impl CallError {
                 "The call's deadline passed first; what it began goes on. Ask again, with the same key if it has one.",
             ),
         }
+    }
+}
+
+/// As RFC 6750 has it, section 3.1.
+fn forbidden(scope: &'static str) -> Problem {
+    let detail = format!("The credential does not have the scope `{scope}`.");
+    let problem = Problem::new(Kind::Forbidden, detail).with("scope", json!(scope));
+    let challenge = format!("Bearer realm=\"semel\", error=\"insufficient_scope\", scope=\"{scope}\"");
+    match HeaderValue::try_from(challenge) {
+        Ok(challenge) => problem.header(header::WWW_AUTHENTICATE, challenge),
+        Err(_) => problem,
     }
 }
 

@@ -7,7 +7,8 @@
 //! answer; the kinds of problems are those of [`crate::problem`], the limits those that the handlers enforce. A new resource
 //! is a new module here and a line in [`describe`].
 //!
-//! The document says what *this* process serves: without a provider there are no payments in it.
+//! The document says what *this* process serves: without a provider there are no payments in it. Of the provider's webhook it
+//! never tells: that is for no client.
 
 mod keys;
 mod operation;
@@ -109,7 +110,9 @@ fn document(payments: Payments, base: &ProblemBase) -> Value {
                     "type": "http",
                     "scheme": "bearer",
                     "bearerFormat": "sml_<id>_<secret>",
-                    "description": "Made by `semel-api credentials create`.",
+                    "description": "Made by `semel-api credentials create`. What an operation's `security` names is the scope that it \
+                        needs; a credential has those that it was made with, by default all. How a key stands is told to \
+                        whoever may read what the key is for.",
                 },
             },
         },

@@ -21,6 +21,7 @@ pub(crate) enum Kind {
     KeyInvalid,
     RequestInvalid,
     Unauthenticated,
+    Forbidden,
     NotFound,
     MethodNotAllowed,
     RequestTimeout,
@@ -36,14 +37,16 @@ pub(crate) enum Kind {
     NeedsAttention,
     TemporarilyUnavailable,
     DeadlineExceeded,
+    SignatureInvalid,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
         Self::Unauthenticated,
+        Self::Forbidden,
         Self::NotFound,
         Self::MethodNotAllowed,
         Self::RequestTimeout,
@@ -59,6 +62,7 @@ impl Kind {
         Self::NeedsAttention,
         Self::TemporarilyUnavailable,
         Self::DeadlineExceeded,
+        Self::SignatureInvalid,
     ];
 
     /// Status, last segment of the `type`, title.
@@ -75,6 +79,9 @@ impl Kind {
             }
             Self::Unauthenticated => {
                 (StatusCode::UNAUTHORIZED, "unauthenticated", "A valid credential is needed")
+            }
+            Self::Forbidden => {
+                (StatusCode::FORBIDDEN, "forbidden", "The credential may not be used for this")
             }
             Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "There is nothing here"),
             Self::MethodNotAllowed => {
@@ -115,19 +122,25 @@ impl Kind {
             Self::DeadlineExceeded => {
                 (StatusCode::GATEWAY_TIMEOUT, "deadline-exceeded", "The call's own deadline passed")
             }
+            Self::SignatureInvalid => {
+                (StatusCode::BAD_REQUEST, "signature-invalid", "The event is not believed")
+            }
         }
     }
 
-    /// Says whether HTTP tells of it; what is not is told to calls alone.
+    /// Says whether clients are told of it over HTTP; what they are not is told to calls, or to the provider, alone.
     pub(crate) const fn is_of_http(self) -> bool {
-        !matches!(self, Self::DeadlineExceeded)
+        !matches!(self, Self::DeadlineExceeded | Self::SignatureInvalid)
     }
 
     /// The gRPC status code.
     const fn code(self) -> Code {
         match self {
-            Self::KeyMissing | Self::KeyInvalid | Self::RequestInvalid => Code::InvalidArgument,
+            Self::KeyMissing | Self::KeyInvalid | Self::RequestInvalid | Self::SignatureInvalid => {
+                Code::InvalidArgument
+            }
             Self::Unauthenticated => Code::Unauthenticated,
+            Self::Forbidden => Code::PermissionDenied,
             Self::NotFound => Code::NotFound,
             Self::MethodNotAllowed | Self::UnsupportedMediaType => Code::Unimplemented,
             Self::RequestTimeout | Self::DeadlineExceeded => Code::DeadlineExceeded,

@@ -12,11 +12,12 @@ use semel_core::outbox::hint::Hints;
 use semel_payments::orders::PlaceOrder;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::problem::ProblemBase;
-use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::provider::chosen::Chosen;
 use sqlx::PgPool;
 use tokio::sync::Semaphore;
 
 use crate::lines::Lines;
+use crate::webhooks::Webhooks;
 
 /// Requests at work at a time; those beyond are told to come back.
 const MAX_REQUESTS: usize = 512;
@@ -38,7 +39,8 @@ pub struct Api {
     pub(crate) pool: PgPool,
     pub(crate) authenticator: Arc<Authenticator>,
     pub(crate) place_order: PlaceOrder,
-    pub(crate) make_payment: Option<MakePayment<GrpcProvider>>,
+    pub(crate) make_payment: Option<MakePayment<Chosen>>,
+    pub(crate) webhooks: Option<Webhooks>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) life: Lifecycle,
     pub(crate) hints: Hints,
@@ -56,6 +58,7 @@ impl Api {
             authenticator: Arc::new(Authenticator::new(pool.clone())),
             place_order: PlaceOrder::new(settings.namespace.clone()),
             make_payment: None,
+            webhooks: None,
             settings: Arc::new(settings),
             places: Arc::new(Semaphore::new(MAX_REQUESTS)),
             admission: Arc::default(),
@@ -69,8 +72,15 @@ impl Api {
 
     /// Serves payments, too; without this their routes do not exist.
     #[must_use]
-    pub fn with_payments(mut self, make_payment: MakePayment<GrpcProvider>) -> Self {
+    pub fn with_payments(mut self, make_payment: MakePayment<Chosen>) -> Self {
         self.make_payment = Some(make_payment);
+        self
+    }
+
+    /// Hears Stripe's events about payments, too; without this their route does not exist.
+    #[must_use]
+    pub fn with_webhooks(mut self, webhooks: Webhooks) -> Self {
+        self.webhooks = Some(webhooks);
         self
     }
 

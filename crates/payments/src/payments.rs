@@ -11,14 +11,15 @@
 //! In a crash, the rows say where to go on: the same request again under the same key while it is young, then a look-up,
 //! then a fence.
 
-pub mod audit;
+pub(crate) mod audit;
 pub mod create;
+pub(crate) mod hearing;
 pub mod operator;
 pub mod recovery;
 pub mod retention;
 pub mod settle;
 
-use semel_core::database;
+use semel_core::database::{self, Failure};
 use semel_core::idempotency::{ClientId, Command, InvalidCommand};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
@@ -172,6 +173,8 @@ pub(crate) struct Refundable {
     pub(crate) currency: String,
     /// The key that its charge was made under.
     pub(crate) provider_key: String,
+    /// The provider's own name for the charge; there is one for each success.
+    pub(crate) provider_reference: Option<String>,
 }
 
 /// Returns what there is of one of the client's payments to be refunded.
@@ -183,13 +186,28 @@ pub(crate) async fn refundable(
     sqlx::query_as!(
         Refundable,
         r#"-- payments_to_refund
-        SELECT status, amount - refund_reserved AS "left!", currency, provider_key
+        SELECT status, amount - refund_reserved AS "left!", currency, provider_key, provider_reference
         FROM payments WHERE client_id = $1 AND payment_id = $2"#,
         client.as_str(),
         payment_id
     )
     .fetch_optional(connection)
     .await
+}
+
+/// Says whether somebody holds a payment's row at this moment, so that nothing can be taken of it.
+pub(crate) async fn is_locked(connection: &mut PgConnection, payment_id: Uuid) -> Result<bool, sqlx::Error> {
+    let locked = sqlx::query_scalar!(
+        "-- payments_is_locked
+        SELECT payment_id FROM payments WHERE payment_id = $1 FOR NO KEY UPDATE NOWAIT",
+        payment_id
+    )
+    .fetch_optional(connection)
+    .await;
+    match locked {
+        Err(error) if database::failure(&error) == Failure::LockTimeout => Ok(true),
+        locked => locked.map(|_| false),
+    }
 }
 
 /// Returns a page of the client's payments, the newest first, and where the next page begins.

@@ -4,10 +4,14 @@
 //! [`Answer::Unknown`], and never an error that could be taken for "nothing happened".
 
 pub mod breaker;
+pub mod chosen;
 pub mod grpc;
+pub mod stripe;
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
+
+use semel_core::idempotency::InvalidCommand;
 
 /// How long a call to the provider may take.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -53,6 +57,8 @@ impl Dedup {
 pub enum LookUp {
     /// By the key.
     ByKey,
+    /// By the reference that a charge was prepared under: it moves no money before that is committed. Refunds by the key.
+    ByReference,
     /// It cannot.
     None,
 }
@@ -60,7 +66,7 @@ pub enum LookUp {
 /// Whether a key can be fenced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fencing {
-    /// By canceling it, for ever.
+    /// By canceling it, for ever; a charge that is prepared by its reference.
     Cancel,
     /// It cannot.
     None,
@@ -121,10 +127,33 @@ impl Answer {
     }
 }
 
-/// A charge that the provider lists as succeeded.
+/// What became of the preparation of a charge.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct ListedCharge {
-    /// The idempotency key that it was made under.
+pub enum Prepared {
+    /// It has this name at the provider, at most 255 bytes.
+    Reference(String),
+    /// It will never have one under its key.
+    Never {
+        /// Why.
+        reason: String,
+    },
+    /// It has none so far.
+    Answered(Answer),
+}
+
+/// A list of the provider.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum List {
+    /// Of what it charged.
+    Charges,
+    /// Of what it gave back, by the time of the refund.
+    Refunds,
+}
+
+/// A charge, or a refund, that the provider lists as succeeded.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ListedMove {
+    /// The idempotency key that it was made under; empty when it was made without one of ours.
     pub key: String,
     /// The provider's own name for it.
     pub reference: String,
@@ -132,21 +161,19 @@ pub struct ListedCharge {
     pub amount: i64,
     /// ISO 4217 code.
     pub currency: String,
-    /// In minor units; how much of it was given back.
-    pub refunded: i64,
 }
 
-/// What the provider said when asked for a list of charges.
+/// What the provider said when asked for a list.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Listed {
     /// A page of it.
     Page {
-        /// The charges on it that succeeded.
-        charges: Vec<ListedCharge>,
+        /// The charges or refunds on it that succeeded.
+        moves: Vec<ListedMove>,
         /// Names the next page; none on the last.
         next: Option<String>,
     },
-    /// It has no list.
+    /// It has no such list.
     Unsupported,
     /// It did not answer, or not with a list.
     Failed {
@@ -166,6 +193,8 @@ pub struct StoredCharge {
     pub amount: i64,
     /// The currency in it.
     pub currency: String,
+    /// What it was prepared as; committed before it is charged.
+    pub reference: Option<String>,
 }
 
 /// Shows no request: it holds the source.
@@ -175,8 +204,18 @@ impl fmt::Debug for StoredCharge {
             .field("key", &self.key)
             .field("amount", &self.amount)
             .field("currency", &self.currency)
+            .field("reference", &self.reference)
             .finish_non_exhaustive()
     }
+}
+
+/// A charge of which money is to be given back.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Charged {
+    /// The key that it was made under.
+    pub key: String,
+    /// The provider's own name for it.
+    pub reference: String,
 }
 
 /// A refund to send: the stored request, byte for byte, and what the answer must agree with.
@@ -197,11 +236,30 @@ pub trait Provider: Clone + Send + Sync + 'static {
     /// Returns what it promises.
     fn promises(&self) -> Promises;
 
+    /// Says what of a payment is nothing for this provider, beyond what no payment may be.
+    ///
+    /// # Errors
+    ///
+    /// With the field that is not acceptable.
+    fn accepts(&self, _currency: &str, _source: &str) -> Result<(), InvalidCommand> {
+        Ok(())
+    }
+
     /// Encodes an order as it is stored and sent: a pure function of its arguments, free of time and attempt.
     fn encode(&self, amount: i64, currency: &str, source: &str, reference: &str) -> Vec<u8>;
 
     /// Says whether calls have a chance at the moment.
     fn is_open(&self) -> bool;
+
+    /// Prepares a charge that is looked up by its reference: moves no money, and for one key yields one reference for as long
+    /// as the provider recognises it. Nobody else asks for it.
+    fn prepare(
+        &self,
+        _charge: &StoredCharge,
+        _not_after: SystemTime,
+    ) -> impl Future<Output = Prepared> + Send {
+        async { Prepared::Never { reason: "the provider knows no preparation".to_owned() } }
+    }
 
     /// Moves the money, at most once per key; the provider refuses to start after this time.
     fn charge(&self, charge: &StoredCharge, not_after: SystemTime) -> impl Future<Output = Answer> + Send;
@@ -213,7 +271,7 @@ pub trait Provider: Clone + Send + Sync + 'static {
     fn cancel(&self, charge: &StoredCharge) -> impl Future<Output = Answer> + Send;
 
     /// Encodes a refund as it is stored and sent: a pure function of its arguments, free of time and attempt.
-    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8>;
+    fn encode_refund(&self, charge: &Charged, amount: i64) -> Vec<u8>;
 
     /// Gives money of a charge back, at most once per key; the provider refuses to start after this time.
     fn refund(&self, refund: &StoredRefund, not_after: SystemTime) -> impl Future<Output = Answer> + Send;
@@ -221,9 +279,44 @@ pub trait Provider: Clone + Send + Sync + 'static {
     /// Asks what happened to a refund. There is no fence for one.
     fn get_refund(&self, refund: &StoredRefund) -> impl Future<Output = Answer> + Send;
 
-    /// Lists a page of the charges that were made since then; the first page, or the one that the page before named. Not
-    /// every provider can.
-    fn list(&self, _since: SystemTime, _page: Option<&str>) -> impl Future<Output = Listed> + Send {
+    /// Lists a page of what was charged or given back since then; the first page, or the one that the page before named.
+    /// Not every provider can.
+    fn list(
+        &self,
+        _list: List,
+        _since: SystemTime,
+        _page: Option<&str>,
+    ) -> impl Future<Output = Listed> + Send {
         async { Listed::Unsupported }
     }
+}
+
+/// Returns a success by this name; without one nothing is known.
+fn succeeded(reference: &str) -> Answer {
+    match clean(reference, 255) {
+        reference if reference.is_empty() => {
+            Answer::Unknown { reason: "the provider gave it no name".to_owned() }
+        }
+        reference => Answer::Succeeded { reference },
+    }
+}
+
+/// Returns a decline, with what is kept of the provider's words.
+fn declined(reference: &str, code: &str) -> Answer {
+    let code = clean(code, 63);
+    let code = if code.is_empty() { "declined".to_owned() } else { code };
+    let reference = Some(clean(reference, 255)).filter(|reference| !reference.is_empty());
+    Answer::Declined { reference, code }
+}
+
+/// Cuts a string of the provider to what fits, without control characters.
+fn clean(text: &str, bytes: usize) -> String {
+    let mut clean = String::new();
+    for c in text.chars().filter(|c| !c.is_control()) {
+        if clean.len() + c.len_utf8() > bytes {
+            break;
+        }
+        clean.push(c);
+    }
+    clean
 }

@@ -6,8 +6,10 @@ use crate::retention::Kept;
 
 /// Counter of deleted rows; label `kind`.
 pub const REAPED: &str = "semel_reaped_rows_total";
-/// Gauge: charges of the provider that no payment accounts for, or that were refunded beyond what refunds account for.
-pub const ORPHANS: &str = "semel_provider_orphan_charges";
+/// Gauge: charges of the provider that no payment accounts for.
+pub const ORPHAN_CHARGES: &str = "semel_provider_orphan_charges";
+/// Gauge: refunds of the provider that no refund of ours accounts for.
+pub const ORPHAN_REFUNDS: &str = "semel_provider_orphan_refunds";
 
 /// The label of expired idempotency keys.
 pub const KEYS: &str = "idempotency_keys";
@@ -24,8 +26,12 @@ pub fn describe() {
 /// Describes the metrics of a reaper that asks a provider.
 pub fn describe_provider() {
     describe_gauge!(
-        ORPHANS,
-        "Charges within the audit's look-back that no payment, or refunds beyond what our refunds, account for; never anything but 0."
+        ORPHAN_CHARGES,
+        "Charges within the audit's look-back that no payment accounts for; never anything but 0."
+    );
+    describe_gauge!(
+        ORPHAN_REFUNDS,
+        "Refunds within the audit's look-back that no refund of ours accounts for; never anything but 0."
     );
     semel_payments::metrics::describe();
 }

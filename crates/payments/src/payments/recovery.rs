@@ -3,33 +3,49 @@
 //! The same steps for the request that claimed it, for a retry that took it over and for the reaper:
 //!
 //! 1. Evidence first: a definitive answer that somebody has written down settles.
+//!
+//! Where a charge is prepared first, its reference comes next, for as long as the provider recognises the key: asked for,
+//! which moves no money, and committed by itself while the fence is good and nobody is canceling. Only what has a committed
+//! reference is ever charged.
+//!
 //! 2. While the first send is young, and the client not shut out, send the stored request again under the same key: with a
 //!    provider that deduplicates, that *is* the look-up.
 //! 3. Past that, ask. A definitive answer settles.
 //! 4. Anything else: commit that nobody sends any more, then fence. Not found is no proof of absence, since a request may
 //!    still be on its way; only the fence is.
+//!    Without a reference there is nothing at the provider to fence: nothing was charged, and from here on nobody commits
+//!    one.
 //! 5. Where the provider has neither, or answers for a day without saying either, a person.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use semel_core::idempotency::Scope;
-use semel_core::idempotency::engine::Proceeded;
+use semel_core::idempotency::engine::{LEASE, Proceeded};
 use semel_core::idempotency::store::{self, Fence};
 use semel_core::{database, failpoint};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 
 use super::create::MakePayment;
 use super::recovery_point::{CANCELING, SENT};
-use super::settle::{self, Settled, Verdict, Witness};
+use super::settle::{self, Settled, Verdict};
+use crate::evidence::Witness;
 #[cfg(feature = "failpoints")]
 use crate::failpoints;
-use crate::held::Held;
+use crate::held::{Acquired, Execution, Held};
 use crate::metrics::Recovery;
-use crate::provider::{Answer, DEADLINE, Fencing, LookUp, Provider, StoredCharge};
+use crate::provider::{Answer, DEADLINE, Fencing, LookUp, MARGIN, Prepared, Provider, StoredCharge};
+
+/// Until when a charge may be begun that was prepared just now, from our own beginning: each of the two calls has its time.
+const AFTER_PREPARE: Duration = DEADLINE.saturating_mul(2);
+
+/// Both calls end while the lease lasts, and before the horizon.
+const _: () = assert!(AFTER_PREPARE.as_secs() < LEASE.as_secs() && DEADLINE.as_secs() < MARGIN.as_secs());
 
 /// A payment whose key is held.
 #[derive(Debug)]
-struct Payment<'a> {
+struct Drive<'a, P> {
+    operation: &'a MakePayment<P>,
+    retention: Duration,
     key: Held<'a>,
     recovery_point: String,
     charge: StoredCharge,
@@ -44,74 +60,151 @@ pub(crate) async fn proceed<P: Provider>(
     fence: Fence,
     retention: Duration,
 ) -> Result<Proceeded, sqlx::Error> {
-    let began = SystemTime::now();
-    let Some(payment) = load(pool, scope, fence, began).await? else { return Ok(Proceeded::Lost) };
-    Drive { operation, retention, key: &payment.key, payment: &payment }.run().await
+    let acquired = Acquired::now(pool, scope, fence);
+    let Some(payment) = load(operation, acquired, retention).await? else { return Ok(Proceeded::Lost) };
+    payment.drive().await
 }
 
-struct Drive<'a, P> {
-    operation: &'a MakePayment<P>,
-    retention: Duration,
-    key: &'a Held<'a>,
-    payment: &'a Payment<'a>,
+impl<P: Provider> Execution for Drive<'_, P> {
+    type Verdict = Verdict;
+
+    fn key(&self) -> &Held<'_> {
+        &self.key
+    }
+
+    async fn on_record(&self, connection: &mut PgConnection) -> Result<Option<Verdict>, sqlx::Error> {
+        settle::on_record(connection, self.key.resource_id).await
+    }
+
+    fn verdict(answer: &Answer) -> Option<Verdict> {
+        definitive(answer)
+    }
+
+    async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
+        let (key, charge) = (&self.key, &self.charge);
+        let settled = Settled {
+            scope: key.scope,
+            fence: key.fence,
+            payment_id: key.resource_id,
+            reference: &self.reference,
+            amount: charge.amount,
+            currency: &charge.currency,
+            provider_key: &charge.key,
+        };
+        let MakePayment { namespace, problems, .. } = self.operation;
+        let written =
+            settle::settle(key.pool, namespace, problems, &settled, verdict, witness, self.retention).await?;
+        failpoint!(failpoints::AFTER_SETTLE);
+        let rolled_back = matches!(verdict, Verdict::Fenced);
+        Ok(key.settled(written, if rolled_back { Recovery::RolledBack } else { Recovery::Completed }))
+    }
+
+    async fn go_on(&self) -> Result<Proceeded, sqlx::Error> {
+        match self.recovery_point.as_str() {
+            SENT => {
+                let may_send = self.may_send().await?;
+                match self.prepared().await? {
+                    Ready::Charge(charge, within) if may_send => self.send(&charge, within).await,
+                    Ready::Charge(charge, _) => self.ask(&charge).await,
+                    Ready::Ended(proceeded) => Ok(proceeded),
+                }
+            }
+            CANCELING => self.cancel(&self.charge).await,
+            other => {
+                self.key.leave(&format!("the recovery point {other:?} is not known to this version")).await
+            }
+        }
+    }
 }
 
 impl<P: Provider> Drive<'_, P> {
-    async fn run(&self) -> Result<Proceeded, sqlx::Error> {
-        let key = self.key;
-        if key.attempts > 1
-            && let Some(verdict) =
-                database::call(key.pool, async |c| settle::evidence(c, key.resource_id).await).await?
-        {
-            return self.settle(&verdict, Witness::Evidence).await;
-        }
-        match self.payment.recovery_point.as_str() {
-            SENT if self.may_send().await? => self.send().await,
-            SENT => self.ask().await,
-            CANCELING => self.cancel().await,
-            other => key.leave(&format!("the recovery point {other:?} is not known to this version")).await,
-        }
-    }
-
     async fn may_send(&self) -> Result<bool, sqlx::Error> {
         let is_young = self.key.since_first_sent < self.operation.window;
         Ok(is_young && self.key.may_send(self.operation.provider.promises().dedup).await?)
     }
 
-    async fn send(&self) -> Result<Proceeded, sqlx::Error> {
+    /// Prepares the charge, where that comes first and has not been done.
+    ///
+    /// Also one that is not sent any more: in a database that lost its tail it may have been, under a reference that is
+    /// lost. The same request under the same key gives it back.
+    async fn prepared(&self) -> Result<Ready, sqlx::Error> {
+        let (key, promises) = (&self.key, self.operation.provider.promises());
+        let is_prepared = promises.look_up != LookUp::ByReference || self.charge.reference.is_some();
+        // Past the horizon it would be another charge.
+        if is_prepared || !key.is_recognised(promises.dedup) {
+            return Ok(Ready::Charge(self.charge.clone(), DEADLINE));
+        }
+        let prepared = self.operation.provider.prepare(&self.charge, key.began + DEADLINE).await;
+        failpoint!(failpoints::AFTER_PREPARE);
+        let answer = match prepared {
+            Prepared::Reference(reference) => return self.refer(reference).await,
+            // As good as fenced.
+            Prepared::Never { reason } => {
+                tracing::error!(resource = %key.resource_id, "a payment is not prepared, and is rolled back: {reason}");
+                return self.fence(&self.charge).await.map(Ready::Ended);
+            }
+            Prepared::Answered(answer) => answer,
+        };
+        let proceeded = match (Self::verdict(&answer), answer) {
+            // Without a reference nothing was charged, and what is settled gets none.
+            (Some(verdict @ Verdict::Declined { .. }), _) => self.settle(&verdict, Witness::Charge).await,
+            (_, Answer::Mismatch { reason }) => key.leave(&reason).await,
+            (_, answer) => key.wait(&answer).await,
+        };
+        proceeded.map(Ready::Ended)
+    }
+
+    /// Commits what the charge was prepared as, by itself: whoever charges it can be asked about, and fenced.
+    async fn refer(&self, reference: String) -> Result<Ready, sqlx::Error> {
+        let key = &self.key;
+        let referred = database::call(key.pool, async |connection| {
+            store::refer(connection, key.scope, key.fence, SENT, &reference).await
+        });
+        if !referred.await? {
+            return Ok(Ready::Ended(Proceeded::Lost));
+        }
+        failpoint!(failpoints::AFTER_REFERENCE);
+        Ok(Ready::Charge(StoredCharge { reference: Some(reference), ..self.charge.clone() }, AFTER_PREPARE))
+    }
+
+    /// Sends a charge, which the provider may begin until `within` of our own beginning.
+    async fn send(&self, charge: &StoredCharge, within: Duration) -> Result<Proceeded, sqlx::Error> {
         self.key.count_send();
         failpoint!(failpoints::BEFORE_SEND);
-        let not_after = self.key.began + DEADLINE;
-        let answer = self.operation.provider.charge(&self.payment.charge, not_after).await;
+        let not_after = self.key.began + within;
+        let answer = self.operation.provider.charge(charge, not_after).await;
         failpoint!(failpoints::AFTER_ANSWER);
-        match answer {
-            Answer::Mismatch { reason } => self.key.leave(&reason).await,
-            answer => match definitive(&answer) {
-                Some(verdict) => self.settle(&verdict, Witness::Charge).await,
-                None => self.key.wait(&answer).await,
-            },
+        match (Self::verdict(&answer), answer) {
+            (Some(verdict), _) => self.settle(&verdict, Witness::Charge).await,
+            (None, Answer::Mismatch { reason }) => self.key.leave(&reason).await,
+            (None, answer) => self.key.wait(&answer).await,
         }
     }
 
-    async fn ask(&self) -> Result<Proceeded, sqlx::Error> {
-        if self.operation.provider.promises().look_up == LookUp::None {
-            return self.fence().await;
+    async fn ask(&self, charge: &StoredCharge) -> Result<Proceeded, sqlx::Error> {
+        if self.operation.provider.promises().look_up == LookUp::None || self.was_never_charged(charge) {
+            return self.fence(charge).await;
         }
-        let answer = self.operation.provider.get(&self.payment.charge).await;
-        match answer {
+        let answer = self.operation.provider.get(charge).await;
+        match (Self::verdict(&answer), answer) {
+            (Some(verdict), _) => self.settle(&verdict, Witness::Get).await,
+            (None, Answer::Mismatch { reason }) => self.key.leave(&reason).await,
             // A provider that is away would not take the fence either.
-            Answer::InProgress | Answer::NotExecuted { .. } => self.key.wait(&answer).await,
-            Answer::Mismatch { reason } => self.key.leave(&reason).await,
-            answer => match definitive(&answer) {
-                Some(verdict) => self.settle(&verdict, Witness::Get).await,
-                None => self.fence().await,
-            },
+            (None, answer @ (Answer::InProgress | Answer::NotExecuted { .. })) => {
+                self.key.wait(&answer).await
+            }
+            (None, _) => self.fence(charge).await,
         }
+    }
+
+    /// Whether it needs a reference to be charged, and has none.
+    fn was_never_charged(&self, charge: &StoredCharge) -> bool {
+        self.operation.provider.promises().look_up == LookUp::ByReference && charge.reference.is_none()
     }
 
     /// Commits that nobody sends any more, then cancels at the provider.
-    async fn fence(&self) -> Result<Proceeded, sqlx::Error> {
-        let key = self.key;
+    async fn fence(&self, charge: &StoredCharge) -> Result<Proceeded, sqlx::Error> {
+        let key = &self.key;
         if self.operation.provider.promises().fence == Fencing::None {
             return key.leave("the provider can neither tell what happened nor fence the charge").await;
         }
@@ -122,55 +215,40 @@ impl<P: Provider> Drive<'_, P> {
             return Ok(Proceeded::Lost);
         }
         failpoint!(failpoints::AFTER_CANCELING);
-        self.cancel().await
+        self.cancel(charge).await
     }
 
-    async fn cancel(&self) -> Result<Proceeded, sqlx::Error> {
-        let (key, charge) = (self.key, &self.payment.charge);
-        let answer = self.operation.provider.cancel(charge).await;
+    async fn cancel(&self, charge: &StoredCharge) -> Result<Proceeded, sqlx::Error> {
+        let provider = &self.operation.provider;
+        if self.was_never_charged(charge) {
+            // A reference is committed at `sent` alone: there will be none, and so no charge.
+            return self.settle(&Verdict::Fenced, Witness::Cancel).await;
+        }
+        let answer = provider.cancel(charge).await;
         failpoint!(failpoints::AFTER_CANCEL);
         if answer == Answer::Fenced {
             return self.settle(&Verdict::Fenced, Witness::Cancel).await;
         }
         // Any other answer to a cancel proves nothing by itself: a second cancel of a fenced charge is an error too.
-        let answer = self.operation.provider.get(charge).await;
-        match (definitive(&answer), &answer) {
-            (Some(verdict), _) => self.settle(&verdict, Witness::Get).await,
-            // Under way, or away: that ends by itself.
-            (None, Answer::InProgress | Answer::NotExecuted { .. }) => key.wait(&answer).await,
-            // One that is spared has stopped answering, for all payments.
-            (None, _) if key.is_hopeless() && self.operation.provider.is_open() => {
-                key.leave(&format!("the provider was asked for a day, and has told nothing: {answer:?}"))
-                    .await
-            }
-            (None, _) => key.wait(&answer).await,
+        let answer = provider.get(charge).await;
+        match Self::verdict(&answer) {
+            Some(verdict) => self.settle(&verdict, Witness::Get).await,
+            None => self.key.wait_while_hopeful(&answer, provider.is_open()).await,
         }
-    }
-
-    async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
-        let (key, charge) = (self.key, &self.payment.charge);
-        let settled = Settled {
-            scope: key.scope,
-            fence: key.fence,
-            payment_id: key.resource_id,
-            reference: &self.payment.reference,
-            amount: charge.amount,
-            currency: &charge.currency,
-            provider_key: &charge.key,
-        };
-        let MakePayment { namespace, problems, .. } = self.operation;
-        let written =
-            settle::settle(key.pool, namespace, problems, &settled, verdict, witness, self.retention).await?;
-        failpoint!(failpoints::AFTER_SETTLE);
-        let Some((response, expires_at)) = written else { return Ok(Proceeded::Lost) };
-        let rolled_back = matches!(verdict, Verdict::Fenced);
-        key.count(if rolled_back { Recovery::RolledBack } else { Recovery::Completed });
-        Ok(Proceeded::Completed { response, expires_at })
     }
 }
 
+/// What preparing came to.
+enum Ready {
+    /// This can be charged, or asked about, until so long after our own beginning; without a reference where it needs one, it
+    /// was not and will not be.
+    Charge(StoredCharge, Duration),
+    /// It does not go on now.
+    Ended(Proceeded),
+}
+
 /// Returns what a definitive answer says.
-fn definitive(answer: &Answer) -> Option<Verdict> {
+pub(crate) fn definitive(answer: &Answer) -> Option<Verdict> {
     match answer {
         Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
         Answer::Declined { reference, code } => {
@@ -186,16 +264,17 @@ fn definitive(answer: &Answer) -> Option<Verdict> {
 }
 
 /// Loads what the fence's owner drives on; none when the fence is stale.
-async fn load<'a>(
-    pool: &'a PgPool,
-    scope: &'a Scope,
-    fence: Fence,
-    began: SystemTime,
-) -> Result<Option<Payment<'a>>, sqlx::Error> {
+async fn load<'a, P>(
+    operation: &'a MakePayment<P>,
+    acquired: Acquired<'a>,
+    retention: Duration,
+) -> Result<Option<Drive<'a, P>>, sqlx::Error> {
+    let Acquired { pool, scope, fence, .. } = acquired;
     let row = database::call(pool, async |connection| {
         sqlx::query!(
             r#"-- payments_held
             SELECT k.resource_id, k.recovery_point, k.attempts, k.provider_request AS "provider_request!",
+                   k.provider_reference,
                    GREATEST(0, EXTRACT(EPOCH FROM clock_timestamp() - k.provider_first_sent_at) * 1000)::BIGINT
                        AS "since_first_sent_ms!",
                    p.provider_key, p.amount, p.currency, p.reference
@@ -209,24 +288,17 @@ async fn load<'a>(
         .fetch_optional(connection)
         .await
     });
-    Ok(row.await?.map(|row| Payment {
-        key: Held {
-            pool,
-            scope,
-            fence,
-            began,
-            resource_id: row.resource_id,
-            attempts: u32::try_from(row.attempts).unwrap_or(u32::MAX),
-            since_first_sent: Duration::from_millis(
-                u64::try_from(row.since_first_sent_ms).unwrap_or_default(),
-            ),
-        },
+    Ok(row.await?.map(|row| Drive {
+        operation,
+        retention,
+        key: acquired.held(row.resource_id, row.attempts, row.since_first_sent_ms),
         recovery_point: row.recovery_point,
         charge: StoredCharge {
             key: row.provider_key,
             request: row.provider_request,
             amount: row.amount,
             currency: row.currency,
+            reference: row.provider_reference,
         },
         reference: row.reference,
     }))

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use semel_core::database::{self, Failure};
 use semel_core::derive;
-use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded};
+use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded, Terms};
 use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
 use semel_core::idempotency::{Scope, StoredResponse};
 use semel_core::look_up_key;
@@ -17,7 +18,7 @@ use super::{CreateRefund, Refund, location, recovery};
 use crate::payments::create::MakePayment;
 use crate::payments::{self, Refundable, recovery_point};
 use crate::problem::{self, ProblemBase};
-use crate::provider::Provider;
+use crate::provider::{Charged, Provider};
 
 /// When a client is told to ask again whose payment has no outcome yet: most have one by then.
 const PAYMENT_SETTLES_WITHIN: Duration = Duration::from_secs(2);
@@ -62,6 +63,51 @@ impl<P: Provider> Operation for MakeRefund<P> {
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &CreateRefund,
+        terms: &Terms<'_>,
+    ) -> Result<Option<Begun>, sqlx::Error> {
+        let looked = self.look_up(&mut *connection, key.scope).await?;
+        if looked.is_something() {
+            return Ok(Begun::known(looked));
+        }
+        if let Some(most) = terms.most_in_progress()
+            && store::count_in_progress(&mut *connection, &key.scope.client, most).await? >= most
+        {
+            return Ok(Some(Begun::Limited));
+        }
+        let begun = self.claim_or_refuse(&mut *connection, key, command, terms.retention).await;
+        match begun {
+            // At the key, whose duplicate is at work; or at the payment, and then the key is free.
+            Err(error)
+                if database::failure(&error) == Failure::LockTimeout
+                    && payments::is_locked(connection, command.payment_id).await? =>
+            {
+                Ok(Some(Begun::Hindered(Hindrance::Busy)))
+            }
+            begun => begun,
+        }
+    }
+
+    async fn proceed(
+        &self,
+        pool: &PgPool,
+        scope: &Scope,
+        fence: Fence,
+        retention: Duration,
+    ) -> Result<Proceeded, sqlx::Error> {
+        recovery::proceed(&self.payments, pool, scope, fence, retention).await
+    }
+
+    fn lifetime_constraints(&self) -> &'static [&'static str] {
+        &["refunds_pkey", "refunds_idempotency_key_once", "refunds_provider_key_once"]
+    }
+}
+
+impl<P: Provider> MakeRefund<P> {
+    async fn claim_or_refuse(
+        &self,
+        connection: &mut PgConnection,
+        key: &NewKey<'_>,
+        command: &CreateRefund,
         retention: Duration,
     ) -> Result<Option<Begun>, sqlx::Error> {
         let payment = payments::refundable(&mut *connection, &key.scope.client, command.payment_id).await?;
@@ -84,22 +130,6 @@ impl<P: Provider> Operation for MakeRefund<P> {
         refuse(connection, &self.payments.problems, key, command, &payment, retention).await
     }
 
-    async fn proceed(
-        &self,
-        pool: &PgPool,
-        scope: &Scope,
-        fence: Fence,
-        retention: Duration,
-    ) -> Result<Proceeded, sqlx::Error> {
-        recovery::proceed(&self.payments, pool, scope, fence, retention).await
-    }
-
-    fn lifetime_constraints(&self) -> &'static [&'static str] {
-        &["refunds_pkey", "refunds_idempotency_key_once", "refunds_provider_key_once"]
-    }
-}
-
-impl<P: Provider> MakeRefund<P> {
     async fn claim(
         &self,
         connection: &mut PgConnection,
@@ -110,7 +140,11 @@ impl<P: Provider> MakeRefund<P> {
         // Derived, so that a database that lost its tail asks for the same refund under the same key.
         let provider_key =
             derive::from_key(&self.payments.namespace, key.scope, "provider_refund").to_string();
-        let request = self.payments.provider.encode_refund(&payment.provider_key, command.amount);
+        let charge = Charged {
+            key: payment.provider_key.clone(),
+            reference: payment.provider_reference.clone().unwrap_or_default(),
+        };
+        let request = self.payments.provider.encode_refund(&charge, command.amount);
         let fence = sqlx::query_scalar!(
             "-- refunds_begin
             WITH key AS (
