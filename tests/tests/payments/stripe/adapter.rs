@@ -91,7 +91,8 @@ async fn a_charge_is_prepared_confirmed_looked_up_and_refunded() -> Result<()> {
 
     let mut listed = Vec::new();
     for list in [List::Charges, List::Refunds] {
-        let Listed::Page { moves, next: None } = provider.list(list, SystemTime::UNIX_EPOCH, None).await else {
+        let Listed::Page { moves, next: None } = provider.list(list, SystemTime::UNIX_EPOCH, None).await
+        else {
             anyhow::bail!("no list of {list:?}");
         };
         assert!(moves.iter().all(|one| one.currency == "EUR"), "{moves:?}");
