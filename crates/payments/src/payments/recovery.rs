@@ -52,6 +52,15 @@ struct Drive<'a, P> {
     reference: String,
 }
 
+/// A charge that has what it needs to be sent.
+#[derive(Debug)]
+struct Ready {
+    /// With the reference that it was prepared as, where there is one.
+    charge: StoredCharge,
+    /// Until when a send may be begun, from our own beginning.
+    within: Duration,
+}
+
 /// Drives the payment on as far as it goes now. Every write names the fence.
 pub(crate) async fn proceed<P: Provider>(
     operation: &MakePayment<P>,
@@ -103,10 +112,10 @@ impl<P: Provider> Execution for Drive<'_, P> {
         match self.recovery_point.as_str() {
             SENT => {
                 let may_send = self.may_send().await?;
-                match self.prepared().await? {
-                    Ready::Charge(charge, within) if may_send => self.send(&charge, within).await,
-                    Ready::Charge(charge, _) => self.ask(&charge).await,
-                    Ready::Ended(proceeded) => Ok(proceeded),
+                match self.prepare().await? {
+                    Ok(ready) if may_send => self.send(&ready).await,
+                    Ok(ready) => self.ask(&ready.charge).await,
+                    Err(proceeded) => Ok(proceeded),
                 }
             }
             CANCELING => self.cancel(&self.charge).await,
@@ -123,16 +132,16 @@ impl<P: Provider> Drive<'_, P> {
         Ok(is_young && self.key.may_send(self.operation.provider.promises().dedup).await?)
     }
 
-    /// Prepares the charge, where that comes first and has not been done.
+    /// Prepares the charge, where that comes first and has not been done. Returns what it came to when it does not go on.
     ///
-    /// Also one that is not sent any more: in a database that lost its tail it may have been, under a reference that is
-    /// lost. The same request under the same key gives it back.
-    async fn prepared(&self) -> Result<Ready, sqlx::Error> {
+    /// Also of a charge that is not sent any more: in a database that lost its tail it may have been, under a reference that
+    /// is lost. The same request under the same key gives it back.
+    async fn prepare(&self) -> Result<Result<Ready, Proceeded>, sqlx::Error> {
         let (key, promises) = (&self.key, self.operation.provider.promises());
         let is_prepared = promises.look_up != LookUp::ByReference || self.charge.reference.is_some();
         // Past the horizon it would be another charge.
         if is_prepared || !key.is_recognised(promises.dedup) {
-            return Ok(Ready::Charge(self.charge.clone(), DEADLINE));
+            return Ok(Ok(Ready { charge: self.charge.clone(), within: DEADLINE }));
         }
         let prepared = self.operation.provider.prepare(&self.charge, key.began + DEADLINE).await;
         failpoint!(failpoints::AFTER_PREPARE);
@@ -141,7 +150,7 @@ impl<P: Provider> Drive<'_, P> {
             // As good as fenced.
             Prepared::Never { reason } => {
                 tracing::error!(resource = %key.resource_id, "a payment is not prepared, and is rolled back: {reason}");
-                return self.fence(&self.charge).await.map(Ready::Ended);
+                return self.fence(&self.charge).await.map(Err);
             }
             Prepared::Answered(answer) => answer,
         };
@@ -151,28 +160,28 @@ impl<P: Provider> Drive<'_, P> {
             (_, Answer::Mismatch { reason }) => key.leave(&reason).await,
             (_, answer) => key.wait(&answer).await,
         };
-        proceeded.map(Ready::Ended)
+        proceeded.map(Err)
     }
 
     /// Commits what the charge was prepared as, by itself: whoever charges it can be asked about, and fenced.
-    async fn refer(&self, reference: String) -> Result<Ready, sqlx::Error> {
+    async fn refer(&self, reference: String) -> Result<Result<Ready, Proceeded>, sqlx::Error> {
         let key = &self.key;
         let referred = database::call(key.pool, async |connection| {
             store::refer(connection, key.scope, key.fence, SENT, &reference).await
         });
         if !referred.await? {
-            return Ok(Ready::Ended(Proceeded::Lost));
+            return Ok(Err(Proceeded::Lost));
         }
         failpoint!(failpoints::AFTER_REFERENCE);
-        Ok(Ready::Charge(StoredCharge { reference: Some(reference), ..self.charge.clone() }, AFTER_PREPARE))
+        let charge = StoredCharge { reference: Some(reference), ..self.charge.clone() };
+        Ok(Ok(Ready { charge, within: AFTER_PREPARE }))
     }
 
-    /// Sends a charge, which the provider may begin until `within` of our own beginning.
-    async fn send(&self, charge: &StoredCharge, within: Duration) -> Result<Proceeded, sqlx::Error> {
+    async fn send(&self, ready: &Ready) -> Result<Proceeded, sqlx::Error> {
         self.key.count_send();
         failpoint!(failpoints::BEFORE_SEND);
-        let not_after = self.key.began + within;
-        let answer = self.operation.provider.charge(charge, not_after).await;
+        let not_after = self.key.began + ready.within;
+        let answer = self.operation.provider.charge(&ready.charge, not_after).await;
         failpoint!(failpoints::AFTER_ANSWER);
         match (Self::verdict(&answer), answer) {
             (Some(verdict), _) => self.settle(&verdict, Witness::Charge).await,
@@ -219,11 +228,11 @@ impl<P: Provider> Drive<'_, P> {
     }
 
     async fn cancel(&self, charge: &StoredCharge) -> Result<Proceeded, sqlx::Error> {
-        let provider = &self.operation.provider;
         if self.was_never_charged(charge) {
             // A reference is committed at `sent` alone: there will be none, and so no charge.
             return self.settle(&Verdict::Fenced, Witness::Cancel).await;
         }
+        let provider = &self.operation.provider;
         let answer = provider.cancel(charge).await;
         failpoint!(failpoints::AFTER_CANCEL);
         if answer == Answer::Fenced {
@@ -236,15 +245,6 @@ impl<P: Provider> Drive<'_, P> {
             None => self.key.wait_while_hopeful(&answer, provider.is_open()).await,
         }
     }
-}
-
-/// What preparing came to.
-enum Ready {
-    /// This can be charged, or asked about, until so long after our own beginning; without a reference where it needs one, it
-    /// was not and will not be.
-    Charge(StoredCharge, Duration),
-    /// It does not go on now.
-    Ended(Proceeded),
 }
 
 /// Returns what a definitive answer says.
