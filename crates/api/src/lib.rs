@@ -38,9 +38,10 @@ use std::error::Error;
 use std::io::Write as _;
 use std::time::Duration;
 
-use semel_core::daemon::Daemon;
+use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::database::{self, Unusable};
 use semel_core::idempotency::admission::Admission;
+use semel_core::metrics::{Metric, POOL};
 use semel_core::outbox::hint::Hints;
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{admin, telemetry};
@@ -63,6 +64,9 @@ const NAME: &str = "semel-api";
 /// The tables that the API needs.
 const SETS: [&MigrationSet; 2] = [&ENGINE, &PAYMENTS];
 
+/// The metrics that it emits; those of payments stay at 0 without a provider.
+const METRICS: [&[Metric]; 3] = [&metrics::METRICS, &semel_payments::metrics::METRICS, &POOL];
+
 /// How often the pool's gauges are set.
 const GAUGES_EVERY: Duration = Duration::from_secs(5);
 
@@ -78,6 +82,7 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         Some(Command::Credentials(command)) => {
             return credentials::run(command, &options.database.url()?).await;
         }
+        Some(Command::Metrics) => return Ok(print_metrics(&METRICS)?),
         Some(Command::Openapi) => return Ok(print_openapi(&options)?),
         None => {}
     }
@@ -86,7 +91,9 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         return Ok(());
     }
     let daemon = Daemon::start(NAME, env!("CARGO_PKG_VERSION"), &options.process).await?;
-    metrics::describe();
+    for metrics in METRICS {
+        semel_core::metrics::describe(metrics);
+    }
     let pool = database::pool(&config.database, NAME, config.database_connections);
     let result = serve_until_stopped(&config, &daemon, &pool).await;
     daemon.life.stop();

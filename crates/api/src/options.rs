@@ -67,6 +67,8 @@ pub(crate) enum Command {
     Migrate,
     /// Print what the API takes and answers, as OpenAPI 3.1, and leave.
     Openapi,
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
     /// Who may call.
     Credentials(CredentialsCommand),
 }

@@ -14,7 +14,7 @@ mod schema;
 use std::error::Error;
 
 use semel_consumer_kit::{Consumer, ConsumerBuilder, Readiness};
-use semel_core::daemon::Daemon;
+use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::{database, telemetry};
 use sqlx::PgPool;
 
@@ -36,9 +36,14 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// When the configuration cannot be used, or database or broker refuse for good.
 pub async fn run(options: Options) -> Result<(), Failure> {
     telemetry::start_logs(&options.process.logs);
-    if let Some(Command::Migrate) = options.command {
-        semel_core::schema::migrate(&options.database.url()?, &SETS).await?;
-        return Ok(());
+    match options.command {
+        Some(Command::Migrate) => {
+            return Ok(semel_core::schema::migrate(&options.database.url()?, &SETS).await?);
+        }
+        Some(Command::Metrics) => {
+            return Ok(print_metrics(&[&semel_consumer_kit::metrics::METRICS, &semel_core::metrics::POOL])?);
+        }
+        None => {}
     }
     let config = options.config()?;
     // One connection beside those of the messages, for the look at the schema.
@@ -49,6 +54,7 @@ pub async fn run(options: Options) -> Result<(), Failure> {
     }
     let daemon = Daemon::start("semel-ledger", env!("CARGO_PKG_VERSION"), &options.process).await?;
     semel_consumer_kit::metrics::describe(CONSUMER);
+    daemon.report_pool(&pool);
     let result =
         match database::wait_until_usable(&config.database, "semel-ledger", &SETS, &daemon.life).await {
             Ok(()) => consume(&config, &pool, &daemon).await,

@@ -54,6 +54,8 @@ pub struct Options {
 pub(crate) enum Command {
     /// Make or upgrade the ledger's tables, and leave.
     Migrate,
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
 }
 
 /// What is done about exchange and queues at start.

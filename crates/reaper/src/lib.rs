@@ -22,10 +22,11 @@ use std::error::Error;
 use std::time::Duration;
 
 use ::metrics::counter;
-use semel_core::daemon::Daemon;
+use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::disposition::chain;
 use semel_core::idempotency::store;
 use semel_core::lifecycle::{Pace, Pass, Work, drive};
+use semel_core::metrics::{self as names, Metric};
 use semel_core::sampler::{Sampler, Scope};
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{database, failpoint, telemetry};
@@ -98,6 +99,12 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
             let sets: &[&MigrationSet] = if with_payments { &[&ENGINE, &PAYMENTS] } else { &[&ENGINE] };
             return Ok(schema::migrate(&options.database.url()?, sets).await?);
         }
+        Some(Command::Metrics) => {
+            let database: [&[Metric]; 3] = [&names::OUTBOX, &names::KEYS, &names::POOL];
+            let own: [&[Metric]; 3] =
+                [&metrics::METRICS, &metrics::PROVIDER, &semel_payments::metrics::METRICS];
+            return Ok(print_metrics(&[database, own].concat())?);
+        }
         Some(Command::Keys(command)) => return keys::run(&command.action, &options).await,
         None => {}
     }
@@ -106,7 +113,7 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         return Ok(());
     }
     let daemon = Daemon::start(NAME, env!("CARGO_PKG_VERSION"), &options.process).await?;
-    metrics::describe();
+    names::describe(&metrics::METRICS);
     let (sets, connections): (&[&MigrationSet], _) = match &config.payments {
         Some(_) => (&[&ENGINE, &PAYMENTS], CONNECTIONS.0 + CONNECTIONS.1),
         None => (&[&ENGINE], CONNECTIONS.0),
@@ -152,7 +159,8 @@ fn start_payments(
     payments: &Payments,
     pool: &PgPool,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    metrics::describe_provider();
+    names::describe(&metrics::PROVIDER);
+    names::describe(&semel_payments::metrics::METRICS);
     let config = &payments.provider;
     let provider = GrpcProvider::certified_by(&config.url, config.authorities.as_deref(), config.dedup)?;
     tracing::info!(provider = payments.provider.url, "recovers payments and refunds");

@@ -1,6 +1,6 @@
 //! The names of the reaper's metrics.
 
-use metrics::{counter, describe_counter, describe_gauge};
+use semel_core::metrics::{Label, Metric};
 
 use crate::retention::Kept;
 
@@ -12,20 +12,26 @@ pub const ORPHANS: &str = "semel_provider_orphan_charges";
 /// The label of expired idempotency keys.
 pub const KEYS: &str = "idempotency_keys";
 
-/// Describes the metrics and sets the counters to 0.
-pub fn describe() {
-    describe_counter!(REAPED, "Rows deleted because they were past their retention.");
-    counter!(REAPED, "kind" => KEYS).increment(0);
-    for kept in Kept::ALL {
-        counter!(REAPED, "kind" => kept.label()).increment(0);
+const KINDS: [&str; Kept::ALL.len() + 1] = {
+    let mut labels = [KEYS; Kept::ALL.len() + 1];
+    let mut at = 0;
+    while at < Kept::ALL.len() {
+        labels[at + 1] = Kept::ALL[at].label();
+        at += 1;
     }
-}
+    labels
+};
 
-/// Describes the metrics of a reaper that asks a provider.
-pub fn describe_provider() {
-    describe_gauge!(
-        ORPHANS,
-        "Charges within the audit's look-back that no payment, or refunds beyond what our refunds, account for; never anything but 0."
-    );
-    semel_payments::metrics::describe();
-}
+/// The reaper's own metrics.
+pub const METRICS: [Metric; 1] = [Metric::counter(
+    REAPED,
+    "Rows deleted because they were past their retention; `published_events` counts discarded ones, too.",
+)
+.with(&[Label::of("kind", &KINDS)])];
+
+/// Those that it has with a provider.
+pub const PROVIDER: [Metric; 1] = [Metric::gauge(
+    ORPHANS,
+    "With a provider only: charges within the audit's look-back that no payment accounts for, or of which more was given back \
+     than refunds account for, up to 10,000; absent while the list cannot be read.",
+)];

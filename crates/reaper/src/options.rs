@@ -67,6 +67,8 @@ pub struct Options {
 pub(crate) enum Command {
     /// Make or upgrade the engine's tables, and with a provider those of payments, and leave.
     Migrate,
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
     /// Payments and refunds that wait for a person.
     Keys(KeysCommand),
 }

@@ -90,6 +90,8 @@ const AFTERWARDS: Duration = Duration::from_secs(5);
 pub(crate) enum Command {
     /// Make or upgrade the outbox's tables, and leave.
     Migrate,
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
     /// Events that could not be published: set aside, waiting behind such a one, or dead.
     Events(EventsCommand),
 }
