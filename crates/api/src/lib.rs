@@ -15,6 +15,7 @@ mod credentials;
 mod error;
 pub mod failpoints;
 mod front;
+mod grants;
 mod grpc;
 mod json;
 mod key;
@@ -40,6 +41,7 @@ use std::time::Duration;
 
 use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::database::{self, Unusable};
+use semel_core::grants::{WRITE_EVENTS, grant};
 use semel_core::idempotency::admission::Admission;
 use semel_core::metrics::{Metric, POOL};
 use semel_core::outbox::hint::Hints;
@@ -79,6 +81,9 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     telemetry::start_logs(&options.process.logs);
     match &options.command {
         Some(Command::Migrate) => return Ok(schema::migrate(&options.database.url()?, &SETS).await?),
+        Some(Command::Grant { role }) => {
+            return Ok(grant(&options.database.url()?, role, &SETS, &[&grants::API, &WRITE_EVENTS]).await?);
+        }
         Some(Command::Credentials(command)) => {
             return credentials::run(command, &options.database.url()?).await;
         }

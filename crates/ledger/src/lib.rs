@@ -8,6 +8,7 @@
 //! dead letters of its queue. It publishes nothing itself: a relay on the ledger's database does.
 
 mod booking;
+mod grants;
 mod options;
 mod schema;
 
@@ -15,6 +16,7 @@ use std::error::Error;
 
 use semel_consumer_kit::{Consumer, ConsumerBuilder, Readiness};
 use semel_core::daemon::{Daemon, print_metrics};
+use semel_core::grants::{WRITE_EVENTS, grant};
 use semel_core::{database, telemetry};
 use sqlx::PgPool;
 
@@ -36,9 +38,12 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// When the configuration cannot be used, or database or broker refuse for good.
 pub async fn run(options: Options) -> Result<(), Failure> {
     telemetry::start_logs(&options.process.logs);
-    match options.command {
+    match &options.command {
         Some(Command::Migrate) => {
             return Ok(semel_core::schema::migrate(&options.database.url()?, &SETS).await?);
+        }
+        Some(Command::Grant { role }) => {
+            return Ok(grant(&options.database.url()?, role, &SETS, &[&grants::LEDGER, &WRITE_EVENTS]).await?);
         }
         Some(Command::Metrics) => {
             return Ok(print_metrics(&[&semel_consumer_kit::metrics::METRICS, &semel_core::metrics::POOL])?);

@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use semel_consumer_kit::BrokerUrl;
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
+use semel_core::grants::Role;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
 
 /// Books every placed order and every payment in a double-entry ledger, in a database of its own, exactly once.
@@ -50,10 +51,15 @@ pub struct Options {
     pub(crate) process: ProcessOptions,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Make or upgrade the ledger's tables, and leave.
     Migrate,
+    /// Grant a role of the database what this daemon needs, and leave; the owner of the tables does that.
+    Grant {
+        /// The role, which exists.
+        role: Role,
+    },
     /// Print the metrics that it emits, as rows of a table, and leave.
     Metrics,
 }

@@ -11,6 +11,7 @@
 
 pub mod audit;
 pub mod failpoints;
+mod grants;
 mod health;
 mod keys;
 pub mod metrics;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use ::metrics::counter;
 use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::disposition::chain;
+use semel_core::grants::{Grant, WRITE_EVENTS, grant, grant_statistics};
 use semel_core::idempotency::store;
 use semel_core::lifecycle::{Pace, Pass, Work, drive};
 use semel_core::metrics::{self as names, Metric};
@@ -98,6 +100,21 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
             let with_payments = options.provider_config()?.is_some();
             let sets: &[&MigrationSet] = if with_payments { &[&ENGINE, &PAYMENTS] } else { &[&ENGINE] };
             return Ok(schema::migrate(&options.database.url()?, sets).await?);
+        }
+        Some(Command::Grant { role, with_payments, operator }) => {
+            let (sets, rights): (&[&MigrationSet], &[&[Grant]]) = match (*operator, *with_payments) {
+                (true, _) => (&[&ENGINE, &PAYMENTS], &[&grants::OPERATOR, &WRITE_EVENTS]),
+                (false, true) => {
+                    (&[&ENGINE, &PAYMENTS], &[&grants::REAPER, &grants::PAYMENTS, &WRITE_EVENTS])
+                }
+                (false, false) => (&[&ENGINE], &[&grants::REAPER]),
+            };
+            let url = options.database.url()?;
+            grant(&url, role, sets, rights).await?;
+            if !*operator {
+                grant_statistics(&url, role).await?;
+            }
+            return Ok(());
         }
         Some(Command::Metrics) => {
             let database: [&[Metric]; 3] = [&names::OUTBOX, &names::KEYS, &names::POOL];

@@ -18,6 +18,7 @@ mod error;
 mod events;
 pub mod failpoints;
 mod floors;
+mod grants;
 pub mod metrics;
 mod options;
 mod patience;
@@ -33,6 +34,7 @@ use std::time::Duration;
 
 use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::disposition::chain;
+use semel_core::grants::grant;
 use semel_core::lifecycle::{Lifecycle, Pace, drive};
 use semel_core::metrics as names;
 use semel_core::outbox::hint;
@@ -61,6 +63,10 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         Some(Command::Migrate) => {
             schema::migrate(&options.database.url()?, &[&ENGINE]).await?;
             return Ok(());
+        }
+        Some(Command::Grant { role, operator }) => {
+            let rights = if *operator { &grants::OPERATOR } else { &grants::RELAY };
+            return Ok(grant(&options.database.url()?, role, &[&ENGINE], &[rights]).await?);
         }
         Some(Command::Metrics) => {
             return Ok(print_metrics(&[&names::OUTBOX, &metrics::METRICS, &names::POOL])?);
