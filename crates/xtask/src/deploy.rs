@@ -75,6 +75,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<ExitCode> {
     Ok(if faults > 0 || (strict && left_out > 0) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// Where Helm is, for the tests that render the chart.
+pub(crate) fn helm() -> Result<std::path::PathBuf> {
+    Tools::here()?.helm()
+}
+
 /// The metrics that a running system has: ours, and the one that Prometheus makes.
 fn known_metrics(workspace: &Workspace) -> Result<BTreeSet<String>> {
     let path = workspace.root.join("docs/reference/metrics.md");

@@ -1,6 +1,7 @@
-//! `docs/reference`: a page per daemon, made from its own `--help`, one of their metrics, and the API's description of itself; and
-//! the dashboards.
+//! `docs/reference`: a page per daemon, made from its own `--help`, one of their metrics, and the API's description of itself; the
+//! dashboards, and the table of the chart's values.
 
+mod chart;
 pub(crate) mod dashboards;
 mod metrics;
 
@@ -48,6 +49,7 @@ fn pages(workspace: &Workspace) -> Result<BTreeMap<PathBuf, String>> {
     pages.insert(folder.join("openapi.json"), openapi(workspace)?);
     pages.insert(folder.join("metrics.md"), metrics::page(workspace)?);
     pages.extend(dashboards::pages(workspace)?);
+    pages.extend([chart::page(workspace)?]);
     Ok(pages)
 }
 
