@@ -72,9 +72,11 @@ CREATE TABLE idempotency_keys (
 );
 
 CREATE INDEX idempotency_keys_expiry ON idempotency_keys (expires_at) WHERE status = 'completed';
-CREATE INDEX idempotency_keys_in_progress ON idempotency_keys (lease_until) WHERE status = 'in_progress';
-CREATE INDEX idempotency_keys_in_progress_of_client ON idempotency_keys (client_id) WHERE status = 'in_progress';
-CREATE INDEX idempotency_keys_resource ON idempotency_keys (resource_id) WHERE status = 'in_progress';
+-- Said by lease and person and not by status, so that what asks for one client's keys in progress cannot be answered from here.
+CREATE INDEX idempotency_keys_lease ON idempotency_keys (lease_until) WHERE lease_until IS NOT NULL;
+CREATE INDEX idempotency_keys_for_person ON idempotency_keys (resource_id) WHERE needs_person_at IS NOT NULL;
+-- Of the whole key, though only the client is asked for: being small, it is also chosen for one key, and then has to find just that.
+CREATE INDEX idempotency_keys_in_progress ON idempotency_keys (client_id, operation, key) WHERE status = 'in_progress';
 
 COMMENT ON TABLE idempotency_keys IS 'One row per key that a client used for an operation, until it expires.';
 COMMENT ON COLUMN idempotency_keys.client_id IS 'The account that owns the key; not the credential it called with.';

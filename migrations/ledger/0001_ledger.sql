@@ -16,6 +16,7 @@ CREATE TABLE ledger_transactions (
 );
 
 CREATE INDEX ledger_transactions_source ON ledger_transactions (source_type, source_id);
+CREATE INDEX ledger_transactions_client ON ledger_transactions (client_id);
 
 COMMENT ON TABLE ledger_transactions IS 'One row per event that was booked.';
 COMMENT ON COLUMN ledger_transactions.transaction_id IS 'Identity of the booking.';
@@ -46,15 +47,22 @@ COMMENT ON COLUMN ledger_entries.currency IS 'ISO 4217 code.';
 COMMENT ON COLUMN ledger_entries.amount IS 'In minor units; debit positive, credit negative.';
 
 CREATE FUNCTION ledger_transaction_balances() RETURNS TRIGGER LANGUAGE plpgsql AS $$
+DECLARE
+    touched UUID;
 BEGIN
-    IF EXISTS (
-        SELECT 1 FROM ledger_entries
-        WHERE transaction_id = COALESCE(NEW.transaction_id, OLD.transaction_id)
-        GROUP BY currency HAVING sum(amount) <> 0
-    ) THEN
-        RAISE EXCEPTION 'ledger transaction % does not balance', COALESCE(NEW.transaction_id, OLD.transaction_id)
-            USING ERRCODE = 'check_violation', CONSTRAINT = 'ledger_entries_balance';
-    END IF;
+    -- An entry that is moved leaves one booking and joins another.
+    FOREACH touched IN ARRAY CASE TG_OP
+        WHEN 'INSERT' THEN ARRAY[NEW.transaction_id]
+        WHEN 'DELETE' THEN ARRAY[OLD.transaction_id]
+        ELSE ARRAY[OLD.transaction_id, NEW.transaction_id]
+    END LOOP
+        IF EXISTS (
+            SELECT 1 FROM ledger_entries WHERE transaction_id = touched GROUP BY currency HAVING sum(amount) <> 0
+        ) THEN
+            RAISE EXCEPTION 'ledger transaction % does not balance', touched
+                USING ERRCODE = 'check_violation', CONSTRAINT = 'ledger_entries_balance';
+        END IF;
+    END LOOP;
     RETURN NULL;
 END
 $$;

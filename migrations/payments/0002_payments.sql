@@ -72,10 +72,10 @@ CREATE TABLE provider_answers (
 
     CONSTRAINT provider_answers_pkey PRIMARY KEY (answer_id),
     CONSTRAINT provider_answers_call_known CHECK (
-        call IN ('charge', 'get', 'cancel', 'refund', 'get_refund', 'operator')
+        call IN ('charge', 'get', 'cancel', 'refund', 'get_refund', 'webhook', 'operator')
     ),
     CONSTRAINT provider_answers_call_fits_subject CHECK (
-        call = 'operator' OR (call IN ('refund', 'get_refund')) = (refund_id IS NOT NULL)
+        call IN ('operator', 'webhook') OR (call IN ('refund', 'get_refund')) = (refund_id IS NOT NULL)
     ),
     -- There is no fence for a refund.
     CONSTRAINT provider_answers_fenced_is_payment CHECK (outcome <> 'fenced' OR refund_id IS NULL),
@@ -92,13 +92,13 @@ CREATE INDEX provider_answers_payment ON provider_answers (payment_id, answered_
 CREATE INDEX provider_answers_refund ON provider_answers (refund_id, answered_at) WHERE refund_id IS NOT NULL;
 
 COMMENT ON TABLE provider_answers IS 'Evidence, only ever appended to: every definitive answer of the provider, whoever received it.';
-COMMENT ON COLUMN provider_answers.answer_id IS 'Identity of the entry.';
+COMMENT ON COLUMN provider_answers.answer_id IS 'Identity of the entry; of what the provider told by itself derived from its event, so that a repeat is none.';
 COMMENT ON COLUMN provider_answers.payment_id IS 'The payment it is about, or whose refund it is about.';
 COMMENT ON COLUMN provider_answers.refund_id IS 'The refund it is about; null when it is about the payment itself.';
 COMMENT ON COLUMN provider_answers.provider_key IS 'The key that the provider was asked under.';
-COMMENT ON COLUMN provider_answers.call IS 'charge | get | cancel | refund | get_refund | operator: what was answered.';
+COMMENT ON COLUMN provider_answers.call IS 'charge | get | cancel | refund | get_refund | webhook | operator: what was answered, or how it was told.';
 COMMENT ON COLUMN provider_answers.outcome IS 'succeeded | declined | fenced; of a refund that failed: declined.';
 COMMENT ON COLUMN provider_answers.provider_reference IS 'The provider''s own name for the charge or refund.';
 COMMENT ON COLUMN provider_answers.decline_code IS 'Why the provider declined, or the refund failed.';
-COMMENT ON COLUMN provider_answers.fence IS 'The acquisition under which it was asked, stale or not.';
+COMMENT ON COLUMN provider_answers.fence IS 'The acquisition under which it was asked, stale or not; 0 when nobody asked.';
 COMMENT ON COLUMN provider_answers.answered_at IS 'When it was written down.';

@@ -12,6 +12,8 @@
 mod api;
 mod arrivals;
 mod audit;
+mod consumer;
+mod pgbench;
 mod phase;
 mod pipe;
 mod relay;
@@ -64,6 +66,9 @@ pub struct Options {
     /// Sets a variable in the environment of every API, to try a setting.
     #[arg(long = "api-env", value_name = "NAME=VALUE", value_parser = variable)]
     api_env: Vec<(String, String)>,
+    /// Sets a variable in the environment of every ledger, to try a setting.
+    #[arg(long = "ledger-env", value_name = "NAME=VALUE", value_parser = variable)]
+    ledger_env: Vec<(String, String)>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -72,6 +77,8 @@ enum Part {
     Api,
     /// Outbox → broker: throughput, latency, crashes, idleness.
     Relay,
+    /// Broker → database: bookings one by one, in batches, and delivered twice.
+    Consumer,
 }
 
 /// A row of any part.
@@ -79,13 +86,16 @@ enum Part {
 enum Row {
     Api(api::Row),
     Relay(relay::Row),
+    Consumer(consumer::Row),
 }
 
 impl ValueEnum for Row {
     fn value_variants<'a>() -> &'a [Self] {
         static ALL: LazyLock<Vec<Row>> = LazyLock::new(|| {
             let api = api::Row::value_variants().iter().copied().map(Row::Api);
-            api.chain(relay::Row::value_variants().iter().copied().map(Row::Relay)).collect()
+            let relay = relay::Row::value_variants().iter().copied().map(Row::Relay);
+            let consumer = consumer::Row::value_variants().iter().copied().map(Row::Consumer);
+            api.chain(relay).chain(consumer).collect()
         });
         &ALL
     }
@@ -94,6 +104,7 @@ impl ValueEnum for Row {
         match self {
             Self::Api(row) => row.to_possible_value(),
             Self::Relay(row) => row.to_possible_value(),
+            Self::Consumer(row) => row.to_possible_value(),
         }
     }
 }
@@ -102,24 +113,29 @@ impl Options {
     /// The rows of each part that is to be measured; all of its rows where none is named.
     fn parts(&self) -> Vec<(Part, Rows)> {
         let all = if self.parts.is_empty() { Part::value_variants() } else { &self.parts };
-        let api =
-            || self.rows.iter().filter_map(|row| if let Row::Api(row) = row { Some(*row) } else { None });
-        let relay =
-            || self.rows.iter().filter_map(|row| if let Row::Relay(row) = row { Some(*row) } else { None });
-        let of = |part: Part| match part {
-            Part::Api => (part, Rows { api: api().collect(), relay: Vec::new() }),
-            Part::Relay => (part, Rows { api: Vec::new(), relay: relay().collect() }),
+        let rows = |part: Part| {
+            let mut rows = Rows::default();
+            for row in &self.rows {
+                match (part, row) {
+                    (Part::Api, Row::Api(row)) => rows.api.push(*row),
+                    (Part::Relay, Row::Relay(row)) => rows.relay.push(*row),
+                    (Part::Consumer, Row::Consumer(row)) => rows.consumer.push(*row),
+                    _ => {}
+                }
+            }
+            (part, rows)
         };
         // Where rows are named, a part of which none is has nothing to measure.
-        let is_meant = |rows: &Rows| self.rows.is_empty() || !rows.api.is_empty() || !rows.relay.is_empty();
-        all.iter().copied().map(of).filter(|(_, rows)| is_meant(rows)).collect()
+        let is_meant = |rows: &Rows| self.rows.is_empty() || *rows != Rows::default();
+        all.iter().copied().map(rows).filter(|(_, rows)| is_meant(rows)).collect()
     }
 }
 
-#[derive(Debug, Eq, PartialEq)]
+#[derive(Debug, Default, Eq, PartialEq)]
 struct Rows {
     api: Vec<api::Row>,
     relay: Vec<relay::Row>,
+    consumer: Vec<consumer::Row>,
 }
 
 /// What every measurement is made with.
@@ -129,6 +145,7 @@ pub(crate) struct Bench {
     pub(crate) scale: Scale,
     pub(crate) relay_env: Vec<(String, String)>,
     pub(crate) api_env: Vec<(String, String)>,
+    pub(crate) ledger_env: Vec<(String, String)>,
 }
 
 /// Measures, prints the table, and writes the report.
@@ -142,14 +159,20 @@ pub async fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let machine =
         phase("asking the machine what it is", Duration::from_secs(30), Machine::ask(&services)).await?;
     let scale = if options.quick { Scale::quick() } else { Scale::full() };
-    let (relay_env, api_env) = (options.relay_env.clone(), options.api_env.clone());
-    let bench = Bench { services, scale, relay_env, api_env };
+    let bench = Bench {
+        services,
+        scale,
+        relay_env: options.relay_env.clone(),
+        api_env: options.api_env.clone(),
+        ledger_env: options.ledger_env.clone(),
+    };
     let mut report = Report::new(machine, options.quick);
     let measuring = async {
         for (part, rows) in options.parts() {
             match part {
                 Part::Api => api::measure(&bench, &rows.api, &mut report).await,
                 Part::Relay => relay::measure(&bench, &rows.relay, &mut report).await,
+                Part::Consumer => consumer::measure(&bench, &rows.consumer, &mut report).await,
             }
         }
     };
@@ -189,10 +212,10 @@ mod tests {
 
     #[test]
     fn named_rows_are_measured_and_no_part_without_one() {
-        let all = || Rows { api: Vec::new(), relay: Vec::new() };
-        assert_eq!(parts(&[]), [(Part::Api, all()), (Part::Relay, all())]);
+        let all = Rows::default;
+        assert_eq!(parts(&[]), [(Part::Api, all()), (Part::Relay, all()), (Part::Consumer, all())]);
         assert_eq!(parts(&["relay"]), [(Part::Relay, all())]);
-        let orders = Rows { api: vec![api::Row::Orders], relay: Vec::new() };
+        let orders = Rows { api: vec![api::Row::Orders], ..all() };
         assert_eq!(parts(&["--row", "orders"]), [(Part::Api, orders)]);
         assert_eq!(parts(&["relay", "--row", "orders"]), []);
     }

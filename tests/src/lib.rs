@@ -10,6 +10,7 @@
 
 pub mod bed;
 pub mod bench;
+pub mod calls;
 pub mod client;
 pub mod demo;
 pub mod dev;

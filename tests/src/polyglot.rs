@@ -129,6 +129,16 @@ impl Installed {
         Daemon::command(name, program).arg(script).env("PYTHONUTF8", "1")
     }
 
+    /// Writes a script beside the others, for [`script`](Self::script) to describe.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written.
+    pub fn write_script(&self, script: &str, text: &str) -> Result<()> {
+        let file = self.folder.join(script).with_extension(self.language.extension());
+        fs::write(&file, text).with_context(|| format!("writing {}", file.display()))
+    }
+
     async fn make(&self, scripts: &Path) -> Result<()> {
         // What was cut off.
         if self.folder.exists() {

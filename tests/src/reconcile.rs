@@ -8,7 +8,7 @@ use std::fmt;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use sqlx::{PgConnection, Row as _};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::client::{Acknowledged, ToldPayment, ToldRefund};
@@ -50,7 +50,7 @@ pub struct Sources {
 }
 
 /// An order in the database.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, sqlx::FromRow)]
 pub struct OrderRow {
     /// Its id.
     pub order_id: Uuid,
@@ -63,7 +63,7 @@ pub struct OrderRow {
 }
 
 /// A payment in the database.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, sqlx::FromRow)]
 pub struct PaymentRow {
     /// Its id.
     pub payment_id: Uuid,
@@ -83,7 +83,7 @@ pub struct PaymentRow {
 }
 
 /// An event in an outbox.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, sqlx::FromRow)]
 pub struct OutboxRow {
     /// The event.
     pub event_id: Uuid,
@@ -98,7 +98,7 @@ pub struct OutboxRow {
 }
 
 /// A booking of the ledger.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, sqlx::FromRow)]
 pub struct Booking {
     /// The event that was booked.
     pub event_id: Uuid,
@@ -384,20 +384,8 @@ fn by<'a, T: 'a, K: Ord>(
 ///
 /// The database fails.
 pub async fn read_orders(connection: &mut PgConnection) -> Result<Vec<OrderRow>> {
-    let rows =
-        sqlx::query("SELECT order_id, idempotency_key, amount, currency FROM orders ORDER BY order_id")
-            .fetch_all(connection)
-            .await?;
-    rows.into_iter()
-        .map(|row| {
-            Ok(OrderRow {
-                order_id: row.try_get("order_id")?,
-                key: row.try_get("idempotency_key")?,
-                amount: row.try_get("amount")?,
-                currency: row.try_get("currency")?,
-            })
-        })
-        .collect()
+    let sql = "SELECT order_id, idempotency_key AS key, amount, currency FROM orders ORDER BY order_id";
+    Ok(sqlx::query_as(sql).fetch_all(connection).await?)
 }
 
 /// Reads the payments of a payments database.
@@ -406,25 +394,10 @@ pub async fn read_orders(connection: &mut PgConnection) -> Result<Vec<OrderRow>>
 ///
 /// The database fails.
 pub async fn read_payments(connection: &mut PgConnection) -> Result<Vec<PaymentRow>> {
-    let rows = sqlx::query(
-        "SELECT payment_id, idempotency_key, status, provider_key, amount, currency, refund_reserved FROM payments
-         ORDER BY payment_id",
-    )
-    .fetch_all(connection)
-    .await?;
-    rows.into_iter()
-        .map(|row| {
-            Ok(PaymentRow {
-                payment_id: row.try_get("payment_id")?,
-                key: row.try_get("idempotency_key")?,
-                status: row.try_get("status")?,
-                provider_key: row.try_get("provider_key")?,
-                amount: row.try_get("amount")?,
-                currency: row.try_get("currency")?,
-                refund_reserved: row.try_get("refund_reserved")?,
-            })
-        })
-        .collect()
+    let sql =
+        "SELECT payment_id, idempotency_key AS key, status, provider_key, amount, currency, refund_reserved
+               FROM payments ORDER BY payment_id";
+    Ok(sqlx::query_as(sql).fetch_all(connection).await?)
 }
 
 /// Reads an outbox.
@@ -433,22 +406,9 @@ pub async fn read_payments(connection: &mut PgConnection) -> Result<Vec<PaymentR
 ///
 /// The database fails.
 pub async fn read_outbox(connection: &mut PgConnection) -> Result<Vec<OutboxRow>> {
-    let rows = sqlx::query(
-        "SELECT event_id, id, aggregate_type, aggregate_id, published_at IS NOT NULL AS published FROM outbox ORDER BY id",
-    )
-    .fetch_all(connection)
-    .await?;
-    rows.into_iter()
-        .map(|row| {
-            Ok(OutboxRow {
-                event_id: row.try_get("event_id")?,
-                id: row.try_get("id")?,
-                aggregate_type: row.try_get("aggregate_type")?,
-                aggregate_id: row.try_get("aggregate_id")?,
-                published: row.try_get("published")?,
-            })
-        })
-        .collect()
+    let sql = "SELECT event_id, id, aggregate_type, aggregate_id, published_at IS NOT NULL AS published
+               FROM outbox ORDER BY id";
+    Ok(sqlx::query_as(sql).fetch_all(connection).await?)
 }
 
 /// Reads the bookings of a ledger.
@@ -457,27 +417,11 @@ pub async fn read_outbox(connection: &mut PgConnection) -> Result<Vec<OutboxRow>
 ///
 /// The database fails.
 pub async fn read_ledger(connection: &mut PgConnection) -> Result<Vec<Booking>> {
-    let rows = sqlx::query(
-        "SELECT event_id, source_type, source_id, currency,
-                COALESCE(sum(amount) FILTER (WHERE account = 'cash'), 0)::BIGINT AS cash,
-                COALESCE(sum(amount) FILTER (WHERE account = 'receivables'), 0)::BIGINT AS receivables,
-                COALESCE(sum(amount) FILTER (WHERE account = 'sales'), 0)::BIGINT AS sales
-         FROM ledger_transactions JOIN ledger_entries USING (transaction_id)
-         GROUP BY transaction_id, event_id, source_type, source_id, currency ORDER BY source_id",
-    )
-    .fetch_all(connection)
-    .await?;
-    rows.into_iter()
-        .map(|row| {
-            Ok(Booking {
-                event_id: row.try_get("event_id")?,
-                source_type: row.try_get("source_type")?,
-                source_id: row.try_get("source_id")?,
-                cash: row.try_get("cash")?,
-                receivables: row.try_get("receivables")?,
-                sales: row.try_get("sales")?,
-                currency: row.try_get("currency")?,
-            })
-        })
-        .collect()
+    let sql = "SELECT event_id, source_type, source_id, currency,
+                      COALESCE(sum(amount) FILTER (WHERE account = 'cash'), 0)::BIGINT AS cash,
+                      COALESCE(sum(amount) FILTER (WHERE account = 'receivables'), 0)::BIGINT AS receivables,
+                      COALESCE(sum(amount) FILTER (WHERE account = 'sales'), 0)::BIGINT AS sales
+               FROM ledger_transactions JOIN ledger_entries USING (transaction_id)
+               GROUP BY transaction_id, event_id, source_type, source_id, currency ORDER BY source_id";
+    Ok(sqlx::query_as(sql).fetch_all(connection).await?)
 }

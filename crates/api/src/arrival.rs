@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName};
 use semel_core::idempotency;
+use semel_core::trace::TraceContext;
 use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
@@ -28,27 +29,7 @@ pub(crate) fn identify(headers: &HeaderMap) -> idempotency::Request {
 fn trace_context(headers: &HeaderMap) -> Option<String> {
     let mut lines = headers.get_all(TRACEPARENT).iter();
     let line = lines.next()?.to_str().ok()?;
-    (lines.next().is_none() && is_traceparent(line)).then(|| line.to_owned())
-}
-
-fn is_traceparent(text: &str) -> bool {
-    let is_id = |part: &str, digits: usize| {
-        part.len() == digits && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    let is_set = |part: &str| part.bytes().any(|b| b != b'0');
-    let mut parts = text.split('-');
-    let (Some(version), Some(trace), Some(parent), Some(flags), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return false;
-    };
-    is_id(version, 2)
-        && version != "ff"
-        && is_id(trace, 32)
-        && is_set(trace)
-        && is_id(parent, 16)
-        && is_set(parent)
-        && is_id(flags, 2)
+    (lines.next().is_none() && line.parse::<TraceContext>().is_ok()).then(|| line.to_owned())
 }
 
 #[cfg(test)]
@@ -68,17 +49,7 @@ mod tests {
 
     #[test]
     fn a_malformed_traceparent_is_none() {
-        for text in [
-            "",
-            "00",
-            &GOOD.to_uppercase(),
-            &GOOD[1..],
-            &GOOD.replace("00-", "ff-"),
-            &GOOD.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)),
-            &GOOD.replace("b7ad6b7169203331", &"0".repeat(16)),
-            &format!("{GOOD}-extra"),
-        ] {
-            assert!(!is_traceparent(text), "{text}");
-        }
+        let headers = HeaderMap::from_iter([(TRACEPARENT, GOOD.to_uppercase().parse().unwrap())]);
+        assert_eq!(trace_context(&headers), None);
     }
 }

@@ -37,12 +37,12 @@ pub(crate) async fn read(body: Body) -> Result<Bytes, ApiError> {
 /// As [`read`], of so many bytes at most.
 pub(crate) async fn read_up_to(body: Body, limit: usize) -> Result<Bytes, ApiError> {
     if body.size_hint().lower() > limit as u64 {
-        return Err(ApiError::BodyTooLarge);
+        return Err(ApiError::BodyTooLarge { limit });
     }
     match tokio::time::timeout(WITHIN, Limited::new(body, limit).collect()).await {
         Err(_) => Err(ApiError::BodyTooSlow),
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::BodyTooLarge),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::BodyTooLarge { limit }),
         Ok(Err(_)) => Err(ApiError::BodyBroken),
     }
 }

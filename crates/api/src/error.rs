@@ -7,6 +7,8 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use semel_core::idempotency::engine::EngineError;
 use semel_core::idempotency::{InvalidCommand, InvalidKey};
+use semel_payments::hearing::Unheard;
+use semel_payments::provider::stripe::webhook::InvalidSignature;
 use serde_json::{Value, json};
 use tonic::Code;
 use uuid::Uuid;
@@ -33,7 +35,7 @@ pub(crate) enum ApiError {
     #[error("the body is not said to be plain JSON")]
     MediaType,
     #[error("the body is too large")]
-    BodyTooLarge,
+    BodyTooLarge { limit: usize },
     #[error("the body is too slow")]
     BodyTooSlow,
     #[error("the body ended early")]
@@ -58,6 +60,10 @@ pub(crate) enum ApiError {
     Unsettled { retry_after: Duration },
     #[error("the client begins too much")]
     Limited { retry_after: Duration },
+    #[error("an event that is not believed")]
+    Signature(#[source] InvalidSignature),
+    #[error(transparent)]
+    Unheard(#[from] Unheard),
     #[error("the key has expired")]
     KeyExpired { resource_id: Uuid, location: HeaderValue },
     #[error("whether it was executed is not known")]
@@ -70,7 +76,7 @@ pub(crate) enum ApiError {
     Full,
     #[error("the database has not been usable yet")]
     NotOpen,
-    #[error("the database could not be asked, or the provider does not answer")]
+    #[error("the database could not be asked, the provider does not answer, or others hold what is acted on")]
     Unavailable,
     #[error("the database could not be asked")]
     Database(#[from] sqlx::Error),
@@ -124,9 +130,9 @@ impl ApiError {
                 Kind::UnsupportedMediaType,
                 "Send one `Content-Type: application/json`, in UTF-8, and no `Content-Encoding`.",
             ),
-            Self::BodyTooLarge => {
-                Problem::new(Kind::ContentTooLarge, format!("A body has at most {} bytes.", body::MAX_BYTES))
-                    .with("max_bytes", json!(body::MAX_BYTES))
+            Self::BodyTooLarge { limit } => {
+                Problem::new(Kind::ContentTooLarge, format!("A body has at most {limit} bytes."))
+                    .with("max_bytes", json!(limit))
             }
             Self::BodyTooSlow => Problem::new(
                 Kind::RequestTimeout,
@@ -187,7 +193,10 @@ impl ApiError {
                 Kind::TemporarilyUnavailable,
                 "A newer version of the service knows this key. Ask again with the same key and body.",
             ),
-            Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {
+            Self::Signature(error) => Problem::new(Kind::SignatureInvalid, sentence(&error.to_string())),
+            Self::Unheard(Unheard::OtherMode) => invalid("livemode", "is that of another endpoint"),
+            Self::Unheard(Unheard::Unreadable(_)) => invalid("", "is no event that can be read"),
+            Self::Unheard(Unheard::Database(_)) | Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {
                 Problem::new(
                     Kind::TemporarilyUnavailable,
                     "The request was not executed. Ask again, with the same key if it has one.",

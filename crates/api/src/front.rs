@@ -16,9 +16,10 @@ use semel_payments::provider::DEADLINE;
 use tracing::Instrument as _;
 
 use crate::arrival::{self, Arrival, REQUEST_ID};
-use crate::error::ApiError;
+use crate::error::{ApiError, CallError};
 use crate::openapi::OPENAPI;
 use crate::state::Api;
+use crate::webhooks::STRIPE;
 use crate::{grpc, metrics};
 
 /// How long a request waits for database and provider at most; beyond that somebody has to tell the client.
@@ -41,7 +42,10 @@ pub(crate) async fn pass(State(api): State<Api>, request: Request, next: Next) -
     // Of the highest level, so that no filter takes the id from the lines that remain.
     let span = tracing::error_span!("request", %id, route);
 
-    let admitted = AssertUnwindSafe(admit(&api, route, identity, request, next)).catch_unwind();
+    // Work that has begun goes on: it is a task of its own.
+    let deadline = is_call.then(|| grpc::deadline(request.headers())).flatten();
+    let admitted = within(deadline, admit(&api, route, identity, request, next));
+    let admitted = AssertUnwindSafe(admitted).catch_unwind();
     let response = match admitted.instrument(span.clone()).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => error.into_response(),
@@ -57,6 +61,15 @@ pub(crate) async fn pass(State(api): State<Api>, request: Request, next: Next) -
         metrics::record(route, response.status(), started.elapsed());
     }
     response
+}
+
+/// Waits for the answer as long as the caller does.
+async fn within(
+    deadline: Option<Duration>,
+    answer: impl Future<Output = Result<Response, ApiError>>,
+) -> Result<Response, ApiError> {
+    let Some(deadline) = deadline else { return answer.await };
+    tokio::time::timeout(deadline, answer).await.unwrap_or_else(|_| Err(CallError::DeadlinePassed.into()))
 }
 
 async fn admit(
@@ -82,10 +95,16 @@ async fn admit(
     if !api.is_open() {
         return Err(ApiError::NotOpen);
     }
+    let place = Arc::new(place);
+    if route == STRIPE {
+        // Its sender has no credential but the signature, which is over the body.
+        request.extensions_mut().insert(Arrival { request: identity, place });
+        return Ok(next.run(request).await);
+    }
     let token = bearer(request.headers())?;
     let client = in_time(api.authenticator.authenticate(token)).await?.ok_or(ApiError::CredentialRefused)?;
     let extensions = request.extensions_mut();
-    extensions.insert(Arrival { request: identity, place: Arc::new(place) });
+    extensions.insert(Arrival { request: identity, place });
     extensions.insert(client);
     Ok(next.run(request).await)
 }

@@ -14,11 +14,17 @@ mod service;
 pub(crate) mod status;
 mod unary;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use axum::Router;
-use axum::extract::Request;
+use axum::body::Body;
+use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use http::{HeaderMap, HeaderName, Version, header};
+use http_body_util::BodyExt as _;
+use tokio::sync::Semaphore;
 use tower::ServiceExt as _;
 
 use crate::error::{ApiError, CallError};
@@ -44,6 +50,9 @@ pub(crate) const CALLS: [&str; 12] = [
     HEALTH_CHECK,
     REFLECTION,
 ];
+
+/// Streams of reflection that are open at a time.
+const MAX_REFLECTIONS: usize = 32;
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
@@ -71,13 +80,17 @@ pub(crate) fn beside(http: Router, api: Api) -> Router {
 fn router(api: Api) -> Router {
     let mut calls = service::routes(api.make_payment.clone()).merge(health::routes());
     match reflection() {
-        Ok(reflection) => calls = calls.route_service(REFLECTION, reflection),
+        Ok(reflection) => {
+            let streams = Arc::new(Semaphore::new(MAX_REFLECTIONS));
+            let reflection = Router::new().route_service(REFLECTION, reflection);
+            calls = calls.merge(reflection.layer(from_fn_with_state(streams, bound_streams)));
+        }
         Err(error) => tracing::error!("there is no reflection: {error}"),
     }
     calls
         .fallback(async || ApiError::from(CallError::Unknown))
         .method_not_allowed_fallback(async || ApiError::from(CallError::Unknown))
-        .layer(from_fn(in_deadline))
+        .layer(from_fn(expect_call))
         .layer(from_fn_with_state(api.clone(), front::pass))
         .with_state(api)
 }
@@ -92,21 +105,42 @@ fn reflection() -> Result<
     Ok(service.max_decoding_message_size(crate::body::MAX_BYTES))
 }
 
-/// Waits for the answer as long as the caller does. Work that has begun goes on: it is a task of its own.
-async fn in_deadline(request: Request, next: Next) -> Result<Response, ApiError> {
+/// How long a caller waits; none when it does not say, or not so that it can be read, which is told later on.
+pub(crate) fn deadline(headers: &HeaderMap) -> Option<Duration> {
+    unary::timeout(headers.get(GRPC_TIMEOUT)?.as_bytes())
+}
+
+/// Checks what every call must be.
+async fn expect_call(request: Request, next: Next) -> Result<Response, ApiError> {
     if request.version() != Version::HTTP_2 {
         return Err(CallError::NotHttp2.into());
     }
-    let Some(limit) = request.headers().get(GRPC_TIMEOUT) else { return Ok(next.run(request).await) };
-    let limit = unary::timeout(limit.as_bytes()).ok_or(CallError::Timeout)?;
-    tokio::time::timeout(limit, next.run(request)).await.map_err(|_| CallError::DeadlinePassed.into())
+    if request.headers().contains_key(GRPC_TIMEOUT) && deadline(request.headers()).is_none() {
+        return Err(CallError::Timeout.into());
+    }
+    Ok(next.run(request).await)
+}
+
+/// Lets so many streams of reflection be open at a time: they last as long as their callers want, and so take no place among
+/// the requests.
+async fn bound_streams(
+    State(streams): State<Arc<Semaphore>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let place = streams.try_acquire_owned().map_err(|_| ApiError::Full)?;
+    let response = next.run(request).await;
+    Ok(response.map(|body| {
+        // Given back with the body: when the stream has ended, or the caller is gone.
+        Body::new(body.map_frame(move |frame| {
+            let _held = &place;
+            frame
+        }))
+    }))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use axum::body::Body;
     use axum::routing::post;
     use prost::Message as _;
     use prost_types::FileDescriptorSet;

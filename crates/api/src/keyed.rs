@@ -131,7 +131,7 @@ fn kept(answer: Answer, location: fn(Uuid) -> String) -> Result<Kept, ApiError> 
         Answer::Hindered(Hindrance::Passing { retry_after }) => Err(ApiError::Unsettled { retry_after }),
         Answer::Unknown { resource_id, retry_after } => Err(ApiError::Unknown { resource_id, retry_after }),
         Answer::NeedsAttention { resource_id } => Err(ApiError::NeedsAttention { resource_id }),
-        Answer::Unavailable => Err(ApiError::Unavailable),
+        Answer::Unavailable | Answer::Hindered(Hindrance::Busy) => Err(ApiError::Unavailable),
         Answer::Unreadable => Err(ApiError::Unreadable),
     }
 }

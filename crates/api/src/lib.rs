@@ -34,6 +34,7 @@ mod routes;
 mod server;
 mod state;
 mod tls;
+mod webhooks;
 
 use std::error::Error;
 use std::io::Write as _;
@@ -58,6 +59,7 @@ pub use routes::router;
 pub use server::{Door, serve};
 pub use state::{Api, Settings};
 pub use tls::{Tls, TlsFiles};
+pub use webhooks::Webhooks;
 
 use options::Command;
 
@@ -67,7 +69,8 @@ const NAME: &str = "semel-api";
 const SETS: [&MigrationSet; 2] = [&ENGINE, &PAYMENTS];
 
 /// The metrics that it emits; those of payments stay at 0 without a provider.
-const METRICS: [&[Metric]; 3] = [&metrics::METRICS, &semel_payments::metrics::METRICS, &POOL];
+const METRICS: [&[Metric]; 4] =
+    [&metrics::METRICS, &semel_payments::metrics::METRICS, &semel_payments::hearing::METRICS, &POOL];
 
 /// How often the pool's gauges are set.
 const GAUGES_EVERY: Duration = Duration::from_secs(5);

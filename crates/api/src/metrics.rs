@@ -19,6 +19,7 @@ use crate::orders::{ORDER, ORDERS};
 use crate::payments::{PAYMENT, PAYMENTS};
 use crate::problem::Kind;
 use crate::refunds::{REFUND, REFUNDS};
+use crate::webhooks::STRIPE;
 
 /// Counter of answered requests; labels `route` and `status`, a class such as `2xx`.
 pub const REQUESTS: &str = "semel_http_requests_total";
@@ -33,7 +34,8 @@ pub const CALLS_ANSWERED: &str = "semel_grpc_requests_total";
 pub const CALL_SECONDS: &str = "semel_grpc_request_seconds";
 
 const UNMATCHED: &str = "unmatched";
-const ROUTES: [&str; 9] = [ORDERS, ORDER, PAYMENTS, PAYMENT, REFUNDS, REFUND, KEYS, OPENAPI, UNMATCHED];
+const ROUTES: [&str; 10] =
+    [ORDERS, ORDER, PAYMENTS, PAYMENT, REFUNDS, REFUND, KEYS, OPENAPI, STRIPE, UNMATCHED];
 const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 /// The codes that calls are answered with.
 const CODES: [(Code, &str); 12] = [

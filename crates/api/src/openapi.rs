@@ -7,7 +7,8 @@
 //! answer; the kinds of problems are those of [`crate::problem`], the limits those that the handlers enforce. A new resource
 //! is a new module here and a line in [`describe`].
 //!
-//! The document says what *this* process serves: without a provider there are no payments in it.
+//! The document says what *this* process serves: without a provider there are no payments in it. Of the provider's webhook it
+//! never tells: that is for no client.
 
 mod keys;
 mod operation;

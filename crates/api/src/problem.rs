@@ -36,10 +36,11 @@ pub(crate) enum Kind {
     NeedsAttention,
     TemporarilyUnavailable,
     DeadlineExceeded,
+    SignatureInvalid,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
@@ -59,6 +60,7 @@ impl Kind {
         Self::NeedsAttention,
         Self::TemporarilyUnavailable,
         Self::DeadlineExceeded,
+        Self::SignatureInvalid,
     ];
 
     /// Status, last segment of the `type`, title.
@@ -115,18 +117,23 @@ impl Kind {
             Self::DeadlineExceeded => {
                 (StatusCode::GATEWAY_TIMEOUT, "deadline-exceeded", "The call's own deadline passed")
             }
+            Self::SignatureInvalid => {
+                (StatusCode::BAD_REQUEST, "signature-invalid", "The event is not believed")
+            }
         }
     }
 
-    /// Says whether HTTP tells of it; what is not is told to calls alone.
+    /// Says whether clients are told of it over HTTP; what they are not is told to calls, or to the provider, alone.
     pub(crate) const fn is_of_http(self) -> bool {
-        !matches!(self, Self::DeadlineExceeded)
+        !matches!(self, Self::DeadlineExceeded | Self::SignatureInvalid)
     }
 
     /// The gRPC status code.
     const fn code(self) -> Code {
         match self {
-            Self::KeyMissing | Self::KeyInvalid | Self::RequestInvalid => Code::InvalidArgument,
+            Self::KeyMissing | Self::KeyInvalid | Self::RequestInvalid | Self::SignatureInvalid => {
+                Code::InvalidArgument
+            }
             Self::Unauthenticated => Code::Unauthenticated,
             Self::NotFound => Code::NotFound,
             Self::MethodNotAllowed | Self::UnsupportedMediaType => Code::Unimplemented,

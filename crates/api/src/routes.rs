@@ -3,11 +3,13 @@
 use axum::extract::Path;
 use axum::extract::rejection::PathRejection;
 use axum::{Router, middleware};
+use semel_payments::hearing::Ear;
 use uuid::Uuid;
 
 use crate::error::ApiError;
 use crate::state::Api;
-use crate::{front, grpc, keys, openapi, orders, payments, refunds};
+use crate::webhooks::Webhooks;
+use crate::{front, grpc, keys, openapi, orders, payments, refunds, webhooks};
 
 /// Builds the router of HTTP and gRPC, for [`serve`](crate::serve) or a connection of one's own. Without a provider there are no
 /// payments and refunds.
@@ -15,6 +17,10 @@ use crate::{front, grpc, keys, openapi, orders, payments, refunds};
 pub fn router(api: Api) -> Router {
     let mut routes = orders::routes().merge(keys::routes()).merge(openapi::routes(&api));
     if let Some(make_payment) = api.make_payment.clone() {
+        if let Some(Webhooks { secrets, livemode }) = api.webhooks.clone() {
+            let ear = Ear::new(make_payment.clone(), livemode, api.settings.key_retention);
+            routes = routes.merge(webhooks::routes(ear, secrets));
+        }
         routes = routes.merge(refunds::routes(&make_payment)).merge(payments::routes(make_payment));
     }
     let http = routes

@@ -82,6 +82,7 @@ impl Door {
 pub async fn serve(listener: TcpListener, door: Door, api: Api, life: Lifecycle) {
     let router = routes::router(api);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut complaints = Complaints::default();
     loop {
         let accepted = tokio::select! {
             accepted = accept(&listener, &places) => accepted,
@@ -97,10 +98,33 @@ pub async fn serve(listener: TcpListener, door: Door, api: Api, life: Lifecycle)
             }
             Err(error) => {
                 // Out of file descriptors, mostly; passes when some are freed.
-                tracing::warn!("cannot accept a connection: {error}");
+                if let Some(left_out) = complaints.take() {
+                    tracing::warn!(left_out, "cannot accept a connection: {error}");
+                }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
+    }
+}
+
+/// What keeps failing is told of every ten seconds.
+#[derive(Debug, Default)]
+struct Complaints {
+    told_at: Option<Instant>,
+    left_out: u64,
+}
+
+impl Complaints {
+    const EVERY: Duration = Duration::from_secs(10);
+
+    /// Says whether one more failure is told of, and then how many were left out before it.
+    fn take(&mut self) -> Option<u64> {
+        if self.told_at.is_some_and(|at| at.elapsed() < Self::EVERY) {
+            self.left_out += 1;
+            return None;
+        }
+        self.told_at = Some(Instant::now());
+        Some(std::mem::take(&mut self.left_out))
     }
 }
 
@@ -243,6 +267,18 @@ impl Drop for AtWork {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_cannot_be_accepted_fill_a_line_every_ten_seconds() {
+        let mut complaints = Complaints::default();
+        let mut told = Vec::new();
+        // As often as the loop tries, for half a minute.
+        for _ in 0..600 {
+            told.extend(complaints.take());
+            tokio::time::advance(Duration::from_millis(50)).await;
+        }
+        assert_eq!(told, [0, 199, 199]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_is_quiet_only_between_requests() {

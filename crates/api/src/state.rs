@@ -17,6 +17,7 @@ use sqlx::PgPool;
 use tokio::sync::Semaphore;
 
 use crate::lines::Lines;
+use crate::webhooks::Webhooks;
 
 /// Requests at work at a time; those beyond are told to come back.
 const MAX_REQUESTS: usize = 512;
@@ -39,6 +40,7 @@ pub struct Api {
     pub(crate) authenticator: Arc<Authenticator>,
     pub(crate) place_order: PlaceOrder,
     pub(crate) make_payment: Option<MakePayment<GrpcProvider>>,
+    pub(crate) webhooks: Option<Webhooks>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) life: Lifecycle,
     pub(crate) hints: Hints,
@@ -56,6 +58,7 @@ impl Api {
             authenticator: Arc::new(Authenticator::new(pool.clone())),
             place_order: PlaceOrder::new(settings.namespace.clone()),
             make_payment: None,
+            webhooks: None,
             settings: Arc::new(settings),
             places: Arc::new(Semaphore::new(MAX_REQUESTS)),
             admission: Arc::default(),
@@ -71,6 +74,13 @@ impl Api {
     #[must_use]
     pub fn with_payments(mut self, make_payment: MakePayment<GrpcProvider>) -> Self {
         self.make_payment = Some(make_payment);
+        self
+    }
+
+    /// Hears Stripe's events about payments, too; without this their route does not exist.
+    #[must_use]
+    pub fn with_webhooks(mut self, webhooks: Webhooks) -> Self {
+        self.webhooks = Some(webhooks);
         self
     }
 

@@ -52,12 +52,30 @@ pub async fn declare_plain_queue(
 ///
 /// If the queue does not exist (reply code 404) or the broker does not answer.
 pub async fn message_count(connection: &Connection, queue: &str) -> Result<u32, Error> {
+    Ok(look_at(connection, queue).await?.ready)
+}
+
+/// What a queue holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// Messages that nobody holds.
+    pub ready: u32,
+    /// Who consumes it.
+    pub consumers: u32,
+}
+
+/// Looks at a queue, and takes nothing.
+///
+/// # Errors
+///
+/// If the queue does not exist (reply code 404) or the broker does not answer.
+pub async fn look_at(connection: &Connection, queue: &str) -> Result<Depth, Error> {
     let channel = connection.channel().await?;
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let look = channel.queue_declare(short("queue name", queue)?, options, FieldTable::default());
     let found = within(ANSWER_LIMIT, &format!("look at queue `{queue}`"), look).await?;
     close(&channel).await?;
-    Ok(found.message_count())
+    Ok(Depth { ready: found.message_count(), consumers: found.consumer_count() })
 }
 
 /// Takes up to `limit` messages out of a queue, in order; they are gone from it.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
-use crate::envelope::{Envelope, is_brokers, short, text};
+use crate::envelope::{Envelope, as_text, is_brokers, short, text};
 
 /// The largest body that is sent, in bytes: what RabbitMQ 4 accepts by default (`max_message_size`).
 /// A larger one would close the channel, and every message in flight would be unknown.
@@ -142,6 +142,10 @@ impl MessageCopy {
         Self { properties: Box::new(properties), headers: BTreeMap::new(), body }
     }
 
+    pub(crate) fn properties(&self) -> &BasicProperties {
+        &self.properties
+    }
+
     /// Leaves out the original's header of that name.
     #[must_use]
     pub fn without_header(mut self, name: &str) -> Self {
@@ -184,6 +188,32 @@ impl MessageCopy {
 impl std::fmt::Debug for MessageCopy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MessageCopy").field("body_bytes", &self.body.len()).finish_non_exhaustive()
+    }
+}
+
+/// The newest entry of `x-death`: the broker's own account of why it moved a message to another queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Death {
+    /// `rejected`, `expired`, `maxlen` or `delivery_limit`.
+    pub reason: String,
+    /// The queue that it was moved from.
+    pub queue: Option<String>,
+    /// When, in seconds since 1970, UTC.
+    pub at_unix_seconds: Option<i64>,
+}
+
+impl Death {
+    pub(crate) fn latest(properties: &BasicProperties) -> Option<Self> {
+        let headers = properties.headers().as_ref()?;
+        // The newest one comes first (RabbitMQ documentation, "Dead Letter Exchanges").
+        let AMQPValue::FieldArray(deaths) = headers.inner().get("x-death")? else { return None };
+        let AMQPValue::FieldTable(death) = deaths.as_slice().first()? else { return None };
+        let told = |name: &str| death.inner().get(name).and_then(as_text);
+        let at_unix_seconds = match death.inner().get("time") {
+            Some(AMQPValue::Timestamp(at)) => i64::try_from(*at).ok(),
+            _ => None,
+        };
+        Some(Self { reason: told("reason")?, queue: told("queue"), at_unix_seconds })
     }
 }
 
@@ -285,6 +315,24 @@ mod tests {
         let kept: Vec<_> =
             copy.headers().as_ref().unwrap().inner().keys().map(ShortString::to_string).collect();
         assert_eq!(kept, ["traceparent", "x-semel-outbox-id"]);
+    }
+
+    #[test]
+    fn tells_the_latest_death() {
+        let death = |reason: &str| {
+            let mut death = FieldTable::default();
+            death.insert("reason".into(), text(reason));
+            death.insert("queue".into(), text("q"));
+            death.insert("time".into(), AMQPValue::Timestamp(9));
+            AMQPValue::FieldTable(death)
+        };
+        let mut headers = FieldTable::default();
+        let deaths = vec![death("delivery_limit"), death("expired")];
+        headers.insert("x-death".into(), AMQPValue::FieldArray(deaths.into()));
+        let latest = Death::latest(&BasicProperties::default().with_headers(headers)).unwrap();
+        assert_eq!(latest.reason, "delivery_limit");
+        assert_eq!((latest.queue.as_deref(), latest.at_unix_seconds), (Some("q"), Some(9)));
+        assert_eq!(Death::latest(&BasicProperties::default()), None);
     }
 
     #[test]

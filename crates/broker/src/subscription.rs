@@ -19,13 +19,13 @@ use futures_util::StreamExt;
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions,
 };
-use lapin::types::FieldTable;
+use lapin::types::{FieldTable, ShortString};
 use lapin::{Acker, BasicProperties, Channel, Consumer};
 
 use crate::connection::{ANSWER_LIMIT, CLOSE_LIMIT, Connection, REPLY_SUCCESS};
 use crate::envelope::{DecodeError, Received, as_integer, as_text, short};
 use crate::error::{Error, within};
-use crate::message::{HeaderValue, MessageCopy};
+use crate::message::{Death, HeaderValue, MessageCopy};
 use crate::url::BrokerUrl;
 
 /// A connection that consumes one queue.
@@ -208,6 +208,18 @@ impl Delivery {
     #[must_use]
     pub fn copy(&self) -> MessageCopy {
         MessageCopy::new(&self.properties, self.body.clone())
+    }
+
+    /// The message's own id, as it stands, whether or not it is one of an event.
+    #[must_use]
+    pub fn message_id(&self) -> Option<&str> {
+        self.properties.message_id().as_ref().map(ShortString::as_str)
+    }
+
+    /// Why the broker itself moved the message here, if it did.
+    #[must_use]
+    pub fn death(&self) -> Option<Death> {
+        Death::latest(&self.properties)
     }
 
     /// One header of the message, of whoever set it, if it is a text or a number.

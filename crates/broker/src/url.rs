@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 /// Seconds between heartbeats; a peer that is silent for two of them is taken for dead
 /// (RabbitMQ documentation, "Heartbeats": 5 to 20 seconds are optimal, below 5 gives false positives).
-const HEARTBEAT: u16 = 10;
+const HEARTBEAT: u16 = 6;
 
 /// Most addresses of one broker.
 const MAX_ADDRESSES: usize = 16;
@@ -209,9 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn heartbeat_is_ten_seconds_unless_given() {
+    fn heartbeat_is_six_seconds_unless_given() {
         let heartbeat = |url: &str| url.parse::<Address>().unwrap().uri().query.heartbeat;
-        assert_eq!(heartbeat("amqp://localhost"), Some(10));
+        assert_eq!(heartbeat("amqp://localhost"), Some(6));
         assert_eq!(heartbeat("amqp://localhost?heartbeat=5"), Some(5));
         assert_eq!(heartbeat("amqp://localhost/%2f?heartbeat=5&frame_max=9000"), Some(5));
     }

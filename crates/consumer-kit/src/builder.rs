@@ -3,10 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use semel_broker::{BrokerUrl, Topology};
+use semel_broker::{BrokerUrl, Consumers, Topology};
 use semel_core::lifecycle::Heartbeat;
 use sqlx::PgPool;
 
+use crate::aggregate::{Aggregate, Ordering, Unusable, VersionGuard};
 use crate::consumer::Consumer;
 use crate::handler::Handler;
 use crate::metrics;
@@ -56,6 +57,9 @@ pub(crate) struct Settings {
     pub(crate) budget: Duration,
     pub(crate) answer_limit: Duration,
     pub(crate) attempts: u32,
+    pub(crate) ordering: Ordering,
+    pub(crate) version_guard: VersionGuard,
+    pub(crate) parked_limit: u32,
     pub(crate) on_readiness: Box<dyn Fn(Readiness<'_>) + Send + Sync>,
     pub(crate) heartbeat: Heartbeat,
 }
@@ -66,9 +70,23 @@ impl Settings {
         self.budget + self.answer_limit
     }
 
-    /// What no transaction takes whose every call keeps its limit: begin, record, handle each, and two calls to end it.
+    /// What no transaction takes whose every call keeps its limit: begin, record, handle each, and two calls to end it; in an
+    /// aggregate's order, to lock, to look, to advance and two calls to unpark beside.
     pub(crate) fn attempt_limit(&self) -> Duration {
-        self.call_limit() * (4 + u32::from(self.batch))
+        let ordered = if self.ordering == Ordering::Aggregate { 5 } else { 0 };
+        self.call_limit() * (4 + ordered + u32::from(self.batch))
+    }
+
+    /// The aggregate whose order the event is kept in, if it is in any.
+    pub(crate) fn aggregate(
+        &self,
+        kind: Option<&str>,
+        id: Option<&str>,
+    ) -> Result<Option<Aggregate>, Unusable> {
+        match self.ordering {
+            Ordering::None => Ok(None),
+            Ordering::Aggregate => Aggregate::of(kind, id),
+        }
     }
 }
 
@@ -81,6 +99,8 @@ const LONGEST_BATCH: Duration = Duration::from_mins(25);
 /// After each failure a longer one; the last is repeated.
 const RETRY_DELAYS: [Duration; 4] =
     [Duration::from_secs(5), Duration::from_mins(1), Duration::from_mins(10), Duration::from_hours(1)];
+/// How many parked events are handled at once, beside those of the queue.
+pub(crate) const PARKED_AT_ONCE: u32 = 4;
 /// Each is a queue.
 const MAX_RETRY_DELAYS: usize = 16;
 
@@ -99,6 +119,9 @@ impl ConsumerBuilder {
             budget: Duration::from_secs(10),
             answer_limit: Duration::from_secs(5),
             attempts: 8,
+            ordering: Ordering::default(),
+            version_guard: VersionGuard::default(),
+            parked_limit: 10_000,
             on_readiness: Box::new(|_| {}),
             heartbeat: Heartbeat::default(),
         };
@@ -177,6 +200,31 @@ impl ConsumerBuilder {
         self
     }
 
+    /// Sets in which order events take effect; in none by default. It is a setting of the queue, which RabbitMQ cannot change
+    /// in place.
+    pub fn ordering(mut self, ordering: Ordering) -> Self {
+        self.settings.ordering = ordering;
+        self.settings.topology.consumers = match ordering {
+            Ordering::None => Consumers::Competing,
+            Ordering::Aggregate => Consumers::SingleActive,
+        };
+        self
+    }
+
+    /// Sets whether, in the order of [`Ordering::Aggregate`], an event is refused that comes after a later version of its
+    /// aggregate; it is by default.
+    pub fn version_guard(mut self, guard: VersionGuard) -> Self {
+        self.settings.version_guard = guard;
+        self
+    }
+
+    /// Sets how many events may be parked in the order of [`Ordering::Aggregate`]; 10,000 by default. The next one that would
+    /// have to be is kept, and the consumer is not ready, until there is room.
+    pub fn parked_limit(mut self, events: u32) -> Self {
+        self.settings.parked_limit = events;
+        self
+    }
+
     /// Sets what is told when the consumer becomes able or unable to work; it must not block.
     pub fn on_readiness(mut self, tell: impl Fn(Readiness<'_>) + Send + Sync + 'static) -> Self {
         self.settings.on_readiness = Box::new(tell);
@@ -212,8 +260,19 @@ impl ConsumerBuilder {
     }
 
     fn check(&self) -> Result<(), String> {
-        let Settings { name, topology, prefetch, concurrency, batch, budget, answer_limit, attempts, .. } =
-            &self.settings;
+        let Settings {
+            name,
+            topology,
+            prefetch,
+            concurrency,
+            batch,
+            budget,
+            answer_limit,
+            attempts,
+            ordering,
+            parked_limit,
+            ..
+        } = &self.settings;
         if !(1..=127).contains(&name.len()) {
             return Err("its name is not 1 to 127 bytes long".to_owned());
         }
@@ -254,7 +313,21 @@ impl ConsumerBuilder {
                  least 1"
             ));
         }
+        if *ordering == Ordering::Aggregate && *batch > 1 {
+            return Err(format!(
+                "a batch of {batch} in an aggregate's order: one that fails would hold up the aggregates of all the others"
+            ));
+        }
+        if *parked_limit == 0 {
+            return Err("a parked limit of 0 allows no failure at all".to_owned());
+        }
         let connections = self.pool.options().get_max_connections();
+        if *ordering == Ordering::Aggregate && u32::from(*concurrency) + PARKED_AT_ONCE > connections {
+            return Err(format!(
+                "a concurrency of {concurrency} in an aggregate's order needs as many database connections and \
+                 {PARKED_AT_ONCE} for what is parked, and the pool has {connections}"
+            ));
+        }
         if u32::from(*concurrency) > connections {
             return Err(format!(
                 "a concurrency of {concurrency} needs as many database connections, and the pool has {connections}"
@@ -327,6 +400,12 @@ mod tests {
             (builder().retry_delays([Duration::ZERO]), "retry delay"),
             (builder().retry_delays([Duration::from_secs(2), Duration::from_secs(2)]), "do not grow"),
             (builder().exchange(""), "exchange"),
+            (builder().ordering(Ordering::Aggregate), "4 for what is parked, and the pool has 8"),
+            (
+                builder().ordering(Ordering::Aggregate).concurrency(4).batch(2),
+                "a batch of 2 in an aggregate's order",
+            ),
+            (builder().parked_limit(0), "parked limit"),
         ] {
             let error = builder.check().unwrap_err();
             assert!(error.contains(reason), "{error}");

@@ -8,18 +8,24 @@ use semel_broker::BrokerUrl;
 use semel_core::backoff::Backoff;
 use semel_core::database;
 use semel_core::disposition::{Disposed as _, Disposition, chain};
-use semel_core::lifecycle::Lifecycle;
+use semel_core::lifecycle::{Lifecycle, drive};
 use sqlx::PgPool;
 
+use crate::aggregate::Ordering;
 use crate::attempts::Attempts;
 use crate::builder::{ConsumerBuilder, Readiness, Settings};
 use crate::copies::Copies;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::session::{Ahead, Session};
+use crate::retrier::Retrier;
+use crate::session::{Ahead, Ended, Session};
 
 /// A subscription that has held for this long makes the next wait a short one again.
 const HELD: Duration = Duration::from_secs(30);
+
+/// Subscriptions in a row that end before that, with an aggregate's order, before a message is suspected that the client library
+/// cannot read: it ends each connection that it is sent on.
+const CUT_SHORT: u32 = 3;
 
 /// Takes the events of one queue and hands them to a [`Handler`], once each.
 ///
@@ -94,23 +100,67 @@ impl<H: Handler> Consumer<H> {
     }
 
     async fn consume(&self, life: &Lifecycle) -> Result<(), Error> {
+        let ended = match self.shared.settings.ordering {
+            Ordering::None => self.keep_subscribed(life).await,
+            Ordering::Aggregate => self.keep_subscribed_and_retry(life).await,
+        };
+        self.shared.copies.close().await;
+        ended
+    }
+
+    /// Beside the subscription, parked events are tried again, also while the broker is away or another process has the queue.
+    async fn keep_subscribed_and_retry(&self, life: &Lifecycle) -> Result<(), Error> {
+        let retrying = Lifecycle::new();
+        let retry = async {
+            let mut retrier = Retrier::new(Arc::clone(&self.shared));
+            let pace = retrier.pace();
+            drive("parked events", &mut retrier, &pace, &retrying).await
+        };
+        let subscribe = async {
+            let ended = self.keep_subscribed(life).await;
+            retrying.stop();
+            ended
+        };
+        let stop = async {
+            tokio::select! {
+                () = life.stopping() => retrying.stop(),
+                () = retrying.stopping() => {}
+            }
+        };
+        let (ended, _, ()) = tokio::join!(subscribe, retry, stop);
+        ended
+    }
+
+    async fn keep_subscribed(&self, life: &Lifecycle) -> Result<(), Error> {
         let mut backoff = Backoff::for_service();
-        let mut ahead = Ahead::OneUntilFresh;
+        let in_order = self.shared.settings.ordering == Ordering::Aggregate;
+        let mut ahead = if in_order { Ahead::Full } else { Ahead::OneUntilFresh };
+        let mut cut_short = 0;
         let mut ended = Ok(());
         while !life.is_stopping() {
             let begun = Instant::now();
-            let Err(error) = self.subscribe_and_work(life, ahead).await else { break };
+            let error = match self.subscribe_and_work(life, ahead).await {
+                Ok(Ended::Stopped) => break,
+                Ok(Ended::ForMoreAhead) => {
+                    ahead = Ahead::Full;
+                    continue;
+                }
+                Err(error) => error,
+            };
             if error.disposition() == Disposition::Fail {
                 ended = Err(error);
                 break;
             }
-            ahead = Ahead::OneUntilSettled;
-            if !matches!(error, Error::Broker(_)) {
+            if matches!(error, Error::Broker(_)) {
+                cut_short += 1;
+            } else {
                 database::cut_idle(&self.shared.pool);
             }
             if begun.elapsed() > HELD {
                 backoff.reset();
+                cut_short = 0;
             }
+            ahead = if in_order && cut_short < CUT_SHORT { Ahead::Full } else { Ahead::OneUntilFresh };
             let wait = backoff.next_wait();
             self.shared.not_consuming(&chain(&error), wait);
             tokio::select! {
@@ -118,15 +168,14 @@ impl<H: Handler> Consumer<H> {
                 () = life.stopping() => {}
             }
         }
-        self.shared.copies.close().await;
         ended
     }
 
-    async fn subscribe_and_work(&self, life: &Lifecycle, ahead: Ahead) -> Result<(), Error> {
+    async fn subscribe_and_work(&self, life: &Lifecycle, ahead: Ahead) -> Result<Ended, Error> {
         self.shared.beat();
         let session = tokio::select! {
             session = Session::open(&self.shared, ahead) => session?,
-            () = life.stopping() => return Ok(()),
+            () = life.stopping() => return Ok(Ended::Stopped),
         };
         tracing::info!(
             consumer = self.shared.settings.name,

@@ -28,7 +28,7 @@ pub mod headers {
     pub const ROUTING_KEY: &str = "x-semel-routing-key";
     /// What the decoder or the handler said last, at most 1 KiB.
     pub const ERROR: &str = "x-semel-error";
-    /// Of a dead letter: why, `invalid`, `permanent` or `exhausted`.
+    /// Of a dead letter: why, `invalid`, `permanent`, `exhausted` or `stale`.
     pub const REASON: &str = "x-semel-dead-reason";
     /// Of a dead letter: the consumer that gave up.
     pub const CONSUMER: &str = "x-semel-dead-consumer";
@@ -46,6 +46,8 @@ pub(crate) enum Reason {
     Permanent,
     /// It failed as often as it may.
     Exhausted,
+    /// A later event of its aggregate took effect before it.
+    Stale,
 }
 
 impl Reason {
@@ -54,6 +56,7 @@ impl Reason {
             Self::Invalid => "invalid",
             Self::Permanent => "permanent",
             Self::Exhausted => "exhausted",
+            Self::Stale => "stale",
         }
     }
 }
@@ -90,6 +93,37 @@ pub(crate) fn failures(delivery: &Delivery) -> u32 {
     }
 }
 
+/// A message that a copy is made of, and what it went through before.
+pub(crate) struct Original {
+    pub(crate) copy: MessageCopy,
+    /// How often handling it has failed before.
+    pub(crate) failures: u32,
+    /// When it failed first, if it failed before.
+    pub(crate) first_failed_at: Option<String>,
+    /// Where it was published to at first.
+    pub(crate) exchange: String,
+    /// The key it was published with at first.
+    pub(crate) routing_key: String,
+}
+
+impl From<&Delivery> for Original {
+    fn from(delivery: &Delivery) -> Self {
+        let failures = failures(delivery);
+        let told = |name| match delivery.header(name) {
+            Some(HeaderValue::Text(text)) => Some(text),
+            _ => None,
+        };
+        // A copy that comes back was published to the queue: by the broker from a retry queue, by a replay from the dead letters.
+        Self {
+            copy: delivery.copy(),
+            failures,
+            first_failed_at: told(headers::FIRST_FAILED_AT).filter(|_| failures > 0),
+            exchange: told(headers::EXCHANGE).unwrap_or_else(|| delivery.exchange.clone()),
+            routing_key: told(headers::ROUTING_KEY).unwrap_or_else(|| delivery.routing_key.clone()),
+        }
+    }
+}
+
 /// The way to the retry queues and to `<queue>.dead`, on a connection of its own that is opened when it is first needed.
 pub(crate) struct Copies {
     broker: BrokerUrl,
@@ -119,8 +153,8 @@ impl Copies {
     /// copy.
     ///
     /// Its caller must not be dropped meanwhile: that would break the publisher.
-    pub(crate) async fn publish(&self, delivery: &Delivery, to: To, error: &str) -> Result<Copied, Error> {
-        let copy = told(delivery, error);
+    pub(crate) async fn publish(&self, original: &Original, to: To, error: &str) -> Result<Copied, Error> {
+        let copy = told(original, error);
         let (queue, copy) = match to {
             To::Retry(delay) => (self.topology.retry_queue(delay), copy),
             To::Dead(reason) => {
@@ -130,6 +164,15 @@ impl Copies {
                 (self.topology.dead_queue(), letter)
             }
         };
+        self.send(queue, copy).await
+    }
+
+    /// Publishes a dead letter that tells nothing, for one that has no room for it.
+    pub(crate) async fn bury_as_it_is(&self, original: &Original) -> Result<Copied, Error> {
+        self.send(self.topology.dead_queue(), original.copy.clone()).await
+    }
+
+    async fn send(&self, queue: String, copy: MessageCopy) -> Result<Copied, Error> {
         let mut slot = self.publisher.lock().await;
         if slot.as_ref().is_some_and(Publisher::is_blocked) {
             return Err(Error::Copy { queue, outcome: "not sent, an alarm blocks the broker".to_owned() });
@@ -163,21 +206,22 @@ impl Copies {
 }
 
 /// A copy that tells what the message went through, this failure included.
-fn told(delivery: &Delivery, error: &str) -> MessageCopy {
+fn told(original: &Original, error: &str) -> MessageCopy {
     let now = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
-    // A copy that comes back from a retry queue was published by the broker, to the queue.
-    let original = |name, published: &str| match delivery.header(name) {
-        Some(HeaderValue::Text(original)) if failures(delivery) > 0 => original,
-        _ => published.to_owned(),
-    };
-    delivery
-        .copy()
+    original
+        .copy
+        .clone()
         .without_header(headers::REASON)
         .without_header(headers::CONSUMER)
-        .with_header(headers::ATTEMPTS, i64::from(failures(delivery)) + 1)
-        .with_header(headers::FIRST_FAILED_AT, original(headers::FIRST_FAILED_AT, &now))
-        .with_header(headers::EXCHANGE, original(headers::EXCHANGE, &delivery.exchange))
-        .with_header(headers::ROUTING_KEY, original(headers::ROUTING_KEY, &delivery.routing_key))
+        .with_header(headers::ATTEMPTS, i64::from(original.failures) + 1)
+        .with_header(headers::FIRST_FAILED_AT, original.first_failed_at.as_ref().unwrap_or(&now).as_str())
+        .with_header(headers::EXCHANGE, original.exchange.as_str())
+        .with_header(headers::ROUTING_KEY, original.routing_key.as_str())
         .with_header(headers::FAILED_AT, now)
-        .with_header(headers::ERROR, &error[..error.floor_char_boundary(MAX_ERROR)])
+        .with_header(headers::ERROR, shortened(error))
+}
+
+/// As much of it as a copy carries.
+pub(crate) fn shortened(error: &str) -> &str {
+    &error[..error.floor_char_boundary(MAX_ERROR)]
 }

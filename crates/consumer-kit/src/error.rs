@@ -45,6 +45,20 @@ pub enum Error {
         /// The broker's words.
         reason: String,
     },
+    /// As many events are parked as may be.
+    #[error("{limit} events are parked, and that is the limit")]
+    ParkedFull {
+        /// The limit.
+        limit: u32,
+    },
+    /// A parked event cannot be made into a message again.
+    #[error("cannot read parked event {event_id}")]
+    Parked {
+        /// The event.
+        event_id: uuid::Uuid,
+        /// Why.
+        source: semel_broker::NotStored,
+    },
     /// The task of a message ended without a result.
     #[error("the task of a message panicked")]
     Task(#[source] tokio::task::JoinError),
@@ -60,7 +74,12 @@ impl Disposed for Error {
                     || database::disposition(source) == Disposition::Retry
             }
             Self::Schema(error) => matches!(error, SchemaError::Missing { .. }),
-            Self::Refused { .. } | Self::Copy { .. } | Self::Unroutable { .. } | Self::Task(_) => true,
+            Self::Refused { .. }
+            | Self::Copy { .. }
+            | Self::Unroutable { .. }
+            | Self::ParkedFull { .. }
+            | Self::Parked { .. }
+            | Self::Task(_) => true,
         };
         if passes { Disposition::Retry } else { Disposition::Fail }
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use semel_broker::Received;
+use semel_core::trace::TraceContext;
 use serde::de::DeserializeOwned;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -26,7 +27,8 @@ pub struct Event<T> {
     pub aggregate_version: Option<i64>,
     /// When the event was written.
     pub created_at: Option<OffsetDateTime>,
-    /// W3C `traceparent` of what caused it; hand it on with events that follow from this one.
+    /// W3C `traceparent` to hand on with what follows from this event: the trace of what caused it, and a span of its own in it,
+    /// which is a new one at each attempt. `None` where the event has none.
     pub trace_context: Option<String>,
     /// What it tells.
     pub payload: T,
@@ -74,10 +76,15 @@ impl<T: DeserializeOwned> Event<T> {
             aggregate_id: received.aggregate_id.clone(),
             aggregate_version: received.aggregate_version,
             created_at,
-            trace_context: received.headers.get("traceparent").cloned(),
+            trace_context: trace(received).map(|parent| parent.child().to_string()),
             payload: serde_json::from_slice(body)?,
         })
     }
+}
+
+/// The trace that the message's event belongs to; a malformed one is as none.
+pub(crate) fn trace(received: &Received) -> Option<TraceContext> {
+    received.headers.get("traceparent")?.parse().ok()
 }
 
 /// Without the payload, which belongs into no log.
@@ -104,6 +111,8 @@ mod tests {
         amount: i64,
     }
 
+    const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
     fn received() -> Received {
         Received {
             event_id: Uuid::from_u128(7),
@@ -114,7 +123,7 @@ mod tests {
             outbox_id: None,
             created_at_unix_micros: Some(1_500_000),
             source: None,
-            headers: BTreeMap::from([("traceparent".to_owned(), "00-ab-cd-01".to_owned())]),
+            headers: BTreeMap::from([("traceparent".to_owned(), TRACE.to_owned())]),
         }
     }
 
@@ -123,7 +132,10 @@ mod tests {
         let event = Event::<Paid>::decode(&received(), br#"{"amount":5,"event_id":"x"}"#).unwrap();
         assert_eq!((event.id, event.payload.amount), (Uuid::from_u128(7), 5));
         assert_eq!(event.created_at.unwrap().unix_timestamp_nanos(), 1_500_000_000);
-        assert_eq!(event.trace_context.as_deref(), Some("00-ab-cd-01"));
+        let (parent, span): (TraceContext, TraceContext) =
+            (TRACE.parse().unwrap(), event.trace_context.unwrap().parse().unwrap());
+        assert_eq!(span.trace_id(), parent.trace_id());
+        assert_ne!(span.span_id(), parent.span_id());
         assert_eq!(event.aggregate_version, Some(3));
     }
 
@@ -132,6 +144,13 @@ mod tests {
         for body in [&b""[..], b"{}", b"[]", b"\xff", br#"{"amount":"5"}"#, br#"{"amount":5} {}"#] {
             assert!(Event::<Paid>::decode(&received(), body).is_err(), "{body:?}");
         }
+    }
+
+    #[test]
+    fn a_malformed_trace_is_none() {
+        let headers = BTreeMap::from([("traceparent".to_owned(), TRACE.to_uppercase())]);
+        let event = Event::<Paid>::decode(&Received { headers, ..received() }, br#"{"amount":5}"#);
+        assert_eq!(event.unwrap().trace_context, None);
     }
 
     #[test]

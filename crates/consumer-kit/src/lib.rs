@@ -23,6 +23,10 @@
 #![doc = include_str!("../examples/stock.rs")]
 //! ```
 //!
+//! [`dead`] is for people who look at dead letters and put them back; with the feature `command` a daemon gets commands for
+//! that. An event's trace goes on in the handler's log lines, which stand in a span with `trace_id`, and in
+//! [`Event::trace_context`]. See `docs/consumers.md`.
+//!
 //! [`testing`] delivers events to a handler twice, out of order and with a crash in between, without a broker.
 //!
 //! # What becomes of a message
@@ -63,21 +67,29 @@
 //! Messages are handled side by side and in no order. It does not purge `processed_events`: keep its rows longer than the
 //! longest time after which a message may be delivered again.
 
+mod aggregate;
 mod attempts;
 mod builder;
+#[cfg(feature = "command")]
+pub mod command;
 mod consumer;
 mod copies;
+pub mod dead;
 mod error;
 mod event;
 pub mod failpoints;
 mod handler;
+mod lanes;
 mod message;
 pub mod metrics;
+mod parking;
+mod retrier;
 mod session;
 pub mod testing;
 mod told;
 mod transaction;
 
+pub use aggregate::{Ordering, VersionGuard};
 pub use builder::{ConsumerBuilder, InvalidConsumer, Readiness, TopologyMode};
 pub use consumer::Consumer;
 pub use copies::headers;

@@ -23,11 +23,14 @@ pub enum Outcome {
     Dead,
     /// It is no event, or not of the expected shape.
     Invalid,
+    /// It was parked, to be handled in its aggregate's order.
+    Parked,
 }
 
 impl Outcome {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Effect, Self::Duplicate, Self::Retried, Self::Dead, Self::Invalid];
+    pub const ALL: [Self; 6] =
+        [Self::Effect, Self::Duplicate, Self::Retried, Self::Dead, Self::Invalid, Self::Parked];
 
     /// Returns the value of the label `outcome`.
     #[must_use]
@@ -38,6 +41,7 @@ impl Outcome {
             Self::Retried => "retried",
             Self::Dead => "dead",
             Self::Invalid => "invalid",
+            Self::Parked => "parked",
         }
     }
 }

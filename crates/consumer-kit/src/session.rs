@@ -4,8 +4,11 @@
 //! call that is dropped leaves its connection in an unknown state. Whatever ends the session, messages in work are finished
 //! first, each call of theirs within its limit; then the channel is closed, which returns to the queue what was not
 //! acknowledged, one delivery closer to its limit. So a session fetches nothing before the database has taken a write, and
-//! the one after a failure fetches one message at first, as does the first one of a process: a second failure is then the
-//! cost of that one alone.
+//! the one after a failure fetches what comes again one by one, as does the first one of a process: a second failure is then the
+//! cost of one message alone.
+//!
+//! With an aggregate's order it fetches as many as ever, for the broker puts a message that comes again behind others that do: a
+//! second failure would change their order. There, what comes again is parked instead, and the database counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +21,12 @@ use semel_core::schema::{self, INBOX};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
+use crate::aggregate::Ordering;
 use crate::builder::{Readiness, TopologyMode};
 use crate::consumer::Shared;
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::lanes::{Lane, Lanes};
 use crate::message::{self, Signals};
 use crate::transaction::probe;
 
@@ -33,11 +38,18 @@ const TURN: Duration = Duration::from_secs(1);
 pub(crate) enum Ahead {
     /// As many as the settings say.
     Full,
-    /// One, until one comes for the first time: an earlier process may have been ended by one that comes again, and that one
-    /// is to use up its own deliveries and not its neighbours'.
+    /// One, until one comes for the first time: an earlier process or subscription may have been ended by one that comes
+    /// again, and that one is to use up its own deliveries and not its neighbours'.
     OneUntilFresh,
-    /// One, until it is settled.
-    OneUntilSettled,
+}
+
+/// How a session ended that nothing has ended by force.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Ended {
+    /// By the soft stop.
+    Stopped,
+    /// For another that is sent as many messages ahead as the settings say.
+    ForMoreAhead,
 }
 
 pub(crate) struct Session<H> {
@@ -48,6 +60,7 @@ pub(crate) struct Session<H> {
     running: FuturesUnordered<JoinHandle<Result<(), Error>>>,
     signals: Arc<Signals>,
     ahead: Ahead,
+    lanes: Arc<Lanes<Delivery>>,
 }
 
 impl<H: Handler> Session<H> {
@@ -71,7 +84,7 @@ impl<H: Handler> Session<H> {
         let queue = &settings.topology.queue;
         let prefetch = match ahead {
             Ahead::Full => settings.prefetch,
-            Ahead::OneUntilFresh | Ahead::OneUntilSettled => 1,
+            Ahead::OneUntilFresh => 1,
         };
         let subscription = Subscription::open(&shared.broker, &settings.name, queue, prefetch).await?;
         Ok(Self {
@@ -81,14 +94,20 @@ impl<H: Handler> Session<H> {
             running: FuturesUnordered::new(),
             signals: Arc::default(),
             ahead,
+            lanes: Arc::default(),
         })
     }
 
     /// Works until the soft stop, or until something ends the subscription.
-    pub(crate) async fn work(mut self, life: &Lifecycle) -> Result<(), Error> {
-        let ended = self.take(life).await;
+    pub(crate) async fn work(mut self, life: &Lifecycle) -> Result<Ended, Error> {
+        let ended = match self.shared.settings.ordering {
+            Ordering::None => self.take(life).await.map(|()| Ended::Stopped),
+            Ordering::Aggregate => self.take_in_order(life).await,
+        };
         self.signals.ending.cancel();
-        (self.shared.settings.on_readiness)(Readiness::NotReady("takes no more messages"));
+        if !matches!(ended, Ok(Ended::ForMoreAhead)) {
+            (self.shared.settings.on_readiness)(Readiness::NotReady("takes no more messages"));
+        }
         let mut finished = Ok(());
         loop {
             self.shared.beat();
@@ -101,7 +120,45 @@ impl<H: Handler> Session<H> {
             }
         }
         self.subscription.close().await;
-        ended.and(finished)
+        ended.and_then(|ended| finished.map(|()| ended))
+    }
+
+    /// Takes messages for as long as the broker sends some: each waits in its aggregate's lane.
+    ///
+    /// The prefetch is never changed under way. That cancels a consumer, and the broker would hand the queue to another process
+    /// while this one still holds messages. So the session ends, when what it holds is settled, for one with a larger prefetch.
+    async fn take_in_order(&mut self, life: &Lifecycle) -> Result<Ended, Error> {
+        let mut has_fresh = false;
+        loop {
+            self.shared.beat();
+            tokio::select! {
+                biased;
+                () = life.stopping() => return Ok(Ended::Stopped),
+                Some(done) = self.running.next() => outcome(done)?,
+                () = self.signals.settled.notified(), if has_fresh && self.ahead == Ahead::OneUntilFresh => {
+                    return Ok(Ended::ForMoreAhead);
+                }
+                delivery = self.subscription.next() => {
+                    let delivery = delivery?;
+                    has_fresh |= delivery.delivery_count.unwrap_or(0) == 0;
+                    self.begin_in_order(life, delivery);
+                }
+                () = tokio::time::sleep(TURN) => {}
+            }
+        }
+    }
+
+    fn begin_in_order(&mut self, life: &Lifecycle, delivery: Delivery) {
+        let (shared, places) = (Arc::clone(&self.shared), Arc::clone(&self.places));
+        let signals = Arc::clone(&self.signals);
+        let Some(aggregate) = message::aggregate(&self.shared, &delivery) else {
+            self.running.push(life.spawn(message::settle_when_free(shared, delivery, places, signals)));
+            return;
+        };
+        if self.lanes.join(&aggregate, delivery) == Lane::Idle {
+            let lanes = Arc::clone(&self.lanes);
+            self.running.push(life.spawn(message::settle_lane(shared, lanes, aggregate, places, signals)));
+        }
     }
 
     async fn take(&mut self, life: &Lifecycle) -> Result<(), Error> {
@@ -114,9 +171,6 @@ impl<H: Handler> Session<H> {
                 biased;
                 () = life.stopping() => return Ok(()),
                 Some(done) = self.running.next() => outcome(done)?,
-                () = self.signals.settled.notified(), if self.ahead == Ahead::OneUntilSettled => {
-                    self.take_all_ahead().await?;
-                }
                 free = Arc::clone(&self.places).acquire_owned(), if place.is_none() => place = free.ok(),
                 delivery = self.subscription.next(), if place.is_some() => {
                     let delivery = delivery?;

@@ -16,13 +16,15 @@
 //! # }
 //! ```
 //!
-//! Deliveries may be concurrent, and come in any order. The database needs what a consumer's does.
+//! Deliveries may be concurrent, and come in any order. Nothing is parked: with an aggregate's order, what a consumer would park
+//! is told as retried. The database needs what a consumer's does.
 
 use std::fmt;
 
 use serde::Deserialize;
 use sqlx::PgConnection;
 
+use crate::aggregate::Ordering;
 use crate::builder::ConsumerBuilder;
 use crate::consumer::Shared;
 use crate::error::Error;
@@ -30,7 +32,7 @@ use crate::event::Event;
 use crate::handler::{Handler, HandlerError};
 use crate::message::{Verdict, verdict};
 use crate::metrics::Outcome;
-use crate::transaction::take_effect;
+use crate::transaction::{Source, take_effect};
 
 /// What became of a delivery.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -82,12 +84,22 @@ impl<H: Handler> Rehearsal<H> {
     }
 
     async fn play(&self, event: Event<H::Payload>, end: End) -> Result<Delivered, Error> {
+        let settings = &self.shared.settings;
+        let aggregate = settings.aggregate(event.aggregate_type.as_deref(), event.aggregate_id.as_deref());
+        let ordering = match aggregate {
+            Ok(Some(_)) => Ordering::Aggregate,
+            Ok(None) => Ordering::None,
+            Err(unusable) => return Ok(Delivered::Dead { error: unusable.to_string() }),
+        };
         let event = event.map(|payload| (end, payload));
-        let result = take_effect(&self.shared, vec![event]).await.map(|effects| effects[0]);
-        match verdict(result, false)? {
+        let result = take_effect(&self.shared, vec![event], Source::Queue).await.map(|effects| effects[0]);
+        match verdict(result, false, ordering)? {
             Verdict::Settled(Outcome::Effect) => Ok(Delivered::Effect),
             Verdict::Settled(_) => Ok(Delivered::Duplicate),
-            Verdict::Retry { error } => Ok(Delivered::Retried { error }),
+            Verdict::Retry { error } | Verdict::Park { error } => Ok(Delivered::Retried { error }),
+            Verdict::Wait | Verdict::Suspect => {
+                Ok(Delivered::Retried { error: "an earlier event is parked".to_owned() })
+            }
             Verdict::Dead { error, .. } => Ok(Delivered::Dead { error }),
             Verdict::Keep(error) => Err(error),
         }

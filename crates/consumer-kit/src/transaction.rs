@@ -1,5 +1,5 @@
 //! The transaction of one event or of several: their rows in `processed_events` first, then the handler for each, then
-//! COMMIT.
+//! COMMIT. Of an event in its aggregate's order the aggregate's lock comes before, and its last version after.
 //!
 //! It is ended explicitly on every path, and every call has a limit. A connection on which a handler was dropped or
 //! panicked, or a call got no answer, is closed, because nobody knows what state it is in.
@@ -12,9 +12,14 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use semel_core::database::{self, Failure, Loan, failure, sqlstate, within};
 use semel_core::inbox;
+use semel_core::inbox::order::{self, Standing};
+use semel_core::inbox::parked::{self, Parked};
+use semel_core::trace::TraceContext;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
+use tracing::{Instrument as _, Span};
 use uuid::Uuid;
 
+use crate::aggregate::{Aggregate, VersionGuard};
 use crate::builder::Settings;
 use crate::consumer::Shared;
 use crate::error::Error;
@@ -27,8 +32,28 @@ use crate::told::told;
 pub(crate) enum Effect {
     /// It took effect now; committed.
     Taken,
-    /// It had taken effect before.
+    /// It had taken effect before, or is parked.
     Duplicate,
+    /// Nothing: a later event of its aggregate took effect before it.
+    Stale {
+        /// The version after that one.
+        last: i64,
+    },
+    /// Nothing: an earlier event of its aggregate is parked.
+    Behind,
+    /// Nothing, for one that is parked: somebody else is at work on its aggregate.
+    Busy,
+    /// Nothing, for one that was parked: somebody else has claimed or removed it.
+    Gone,
+}
+
+/// Where an event comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<'a> {
+    /// From the queue.
+    Queue,
+    /// From where it was parked.
+    Parked(&'a Parked),
 }
 
 /// Why events have not taken effect. In all but the last case they certainly have not.
@@ -60,10 +85,11 @@ pub(crate) enum Setback {
 pub(crate) async fn take_effect<H: Handler>(
     shared: &Shared<H>,
     events: Vec<Event<H::Payload>>,
+    source: Source<'_>,
 ) -> Result<Vec<Effect>, Setback> {
     let mut loan = Loan::take(&shared.pool).await.map_err(unsettled("get a database connection"))?;
     let attempt = shared.attempts.begin();
-    let result = transact(shared, &mut loan, events).await;
+    let result = transact(shared, &mut loan, events, source).await;
     drop(attempt);
     if ended_by_an_answer(&result) {
         loan.give_back();
@@ -81,23 +107,30 @@ async fn transact<H: Handler>(
     shared: &Shared<H>,
     connection: &mut PgConnection,
     events: Vec<Event<H::Payload>>,
+    source: Source<'_>,
 ) -> Result<Vec<Effect>, Setback> {
     let (budget, limit) = (shared.settings.budget, shared.settings.call_limit());
     let begin = connection.begin_with(AssertSqlSafe(begin_statement(budget)));
     let mut tx = within(limit, begin).await.map_err(lost("begin a transaction"))?;
+
+    let in_order = InOrder::of(&shared.settings, &events);
+    if let Some(in_order) = &in_order {
+        match in_order.obstacle(&mut tx, &shared.settings, source).await {
+            Ok(None) => {}
+            Ok(Some(effect)) => {
+                within(limit, tx.rollback()).await.map_err(lost("roll back a transaction"))?;
+                return Ok(vec![effect]);
+            }
+            Err(error) => return Err(not_begun(error, tx, limit).await),
+        }
+    }
 
     // Twins may be among them.
     let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect::<BTreeSet<_>>().into_iter().collect();
     let mut without_effect =
         match within(limit, inbox::record_all(&mut tx, &shared.settings.name, &ids)).await {
             Ok(recorded) => recorded.into_iter().collect::<BTreeSet<_>>(),
-            Err(error) => {
-                let setback = not_recorded(error);
-                if matches!(setback, Setback::Conflict(_) | Setback::Twin(_)) {
-                    roll_back(tx, limit).await?;
-                }
-                return Err(setback);
-            }
+            Err(error) => return Err(not_begun(error, tx, limit).await),
         };
     if without_effect.is_empty() {
         // Another connection will say the same.
@@ -111,7 +144,8 @@ async fn transact<H: Handler>(
             effects.push(Effect::Duplicate);
             continue;
         }
-        let handling = tokio::time::timeout(budget, shared.handler.handle(&mut tx, event));
+        let span = span(&shared.settings.name, &event);
+        let handling = tokio::time::timeout(budget, shared.handler.handle(&mut tx, event)).instrument(span);
         let setback = match AssertUnwindSafe(handling).catch_unwind().await {
             Ok(Ok(Ok(()))) => {
                 effects.push(Effect::Taken);
@@ -127,12 +161,119 @@ async fn transact<H: Handler>(
         abandon(&mut tx, limit).await.map_err(unsettled("roll back a transaction"))?;
         return Err(setback);
     }
-    commit(tx, limit).await?;
+    commit(tx, in_order, source, &shared.settings).await?;
     Ok(effects)
 }
 
-async fn commit(mut tx: Transaction<'_, Postgres>, limit: Duration) -> Result<(), Setback> {
-    if let Err(error) = within(limit, check(&mut tx)).await {
+/// What the handler's lines in the log stand in, by which they are found from the request that the event goes back to.
+fn span<T>(consumer: &str, event: &Event<T>) -> Span {
+    let trace: Option<TraceContext> = event.trace_context.as_deref().and_then(|trace| trace.parse().ok());
+    tracing::info_span!(
+        "handle",
+        consumer,
+        event_id = %event.id,
+        trace_id = trace.map(TraceContext::trace_id),
+        span_id = trace.map(TraceContext::span_id),
+    )
+}
+
+/// Ends a transaction in which no handler ran, after a statement of ours has failed.
+async fn not_begun(error: sqlx::Error, tx: Transaction<'_, Postgres>, limit: Duration) -> Setback {
+    let setback = not_recorded(error);
+    if matches!(setback, Setback::Conflict(_) | Setback::Twin(_))
+        && let Err(setback) = roll_back(tx, limit).await
+    {
+        return setback;
+    }
+    setback
+}
+
+/// An event that takes effect in its aggregate's order.
+struct InOrder {
+    aggregate: Aggregate,
+    event_id: Uuid,
+    version: Option<i64>,
+}
+
+impl InOrder {
+    /// A transaction of several keeps no order.
+    fn of<T>(settings: &Settings, events: &[Event<T>]) -> Option<Self> {
+        let [event] = events else { return None };
+        let aggregate =
+            settings.aggregate(event.aggregate_type.as_deref(), event.aggregate_id.as_deref()).ok()??;
+        Some(Self { aggregate, event_id: event.id, version: event.aggregate_version })
+    }
+
+    /// Locks the aggregate until the transaction's end, and tells what is in the way of the event. An earlier owner of the
+    /// queue may still be at work on it: then this waits.
+    async fn obstacle(
+        &self,
+        tx: &mut PgConnection,
+        settings: &Settings,
+        source: Source<'_>,
+    ) -> Result<Option<Effect>, sqlx::Error> {
+        let (place, limit) = (self.aggregate.place(&settings.name), settings.call_limit());
+        match source {
+            Source::Queue => within(limit, order::lock(tx, place)).await?,
+            Source::Parked(parked) => {
+                if !within(limit, order::try_lock(tx, place)).await? {
+                    return Ok(Some(Effect::Busy));
+                }
+                if !within(limit, parked::is_held(tx, parked.parked_id, parked.attempts)).await? {
+                    return Ok(Some(Effect::Gone));
+                }
+            }
+        }
+        let standing = within(limit, order::look(tx, place, self.event_id)).await?;
+        let is_from_queue = matches!(source, Source::Queue);
+        Ok(match standing {
+            Standing { is_processed: true, .. } => Some(Effect::Duplicate),
+            Standing { is_parked: true, .. } if is_from_queue => Some(Effect::Duplicate),
+            Standing { last_version: Some(last), .. }
+                if settings.version_guard == VersionGuard::On
+                    && self.version.is_some_and(|version| version < last) =>
+            {
+                Some(Effect::Stale { last })
+            }
+            Standing { has_parked: true, .. } if is_from_queue => Some(Effect::Behind),
+            Standing { .. } => None,
+        })
+    }
+
+    /// Writes what is to be known of the event's aggregate from now on.
+    async fn conclude(
+        &self,
+        tx: &mut PgConnection,
+        settings: &Settings,
+        source: Source<'_>,
+    ) -> Result<(), sqlx::Error> {
+        let (place, limit) = (self.aggregate.place(&settings.name), settings.call_limit());
+        if let Some(version) = self.version {
+            within(limit, order::advance(tx, place, version)).await?;
+        }
+        if let Source::Parked(parked) = source {
+            within(limit * 2, parked::remove(tx, place, parked.parked_id)).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn commit(
+    mut tx: Transaction<'_, Postgres>,
+    in_order: Option<InOrder>,
+    source: Source<'_>,
+    settings: &Settings,
+) -> Result<(), Setback> {
+    let limit = settings.call_limit();
+    let checked = match &in_order {
+        Some(in_order) => in_order.conclude(&mut tx, settings, source).await,
+        None => Ok(()),
+    };
+    let checked = match checked {
+        Ok(()) => within(limit, check(&mut tx)).await,
+        failed => failed,
+    };
+    if let Err(error) = checked {
         if is_silent(&error) {
             return Err(unsettled("check a transaction")(error));
         }
@@ -196,7 +337,7 @@ const PROBE_BUDGET: Duration = Duration::from_secs(5);
 
 /// The server ends a statement, or a wait for a twin's lock, that outlasts the budget, so that dropping a handler never
 /// leaves one running. One round trip.
-fn begin_statement(budget: Duration) -> String {
+pub(crate) fn begin_statement(budget: Duration) -> String {
     let budget = budget.as_millis();
     format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {budget}; SET LOCAL lock_timeout = {budget}"

@@ -89,6 +89,44 @@ pub fn serve(
     version: &'static str,
     life: Lifecycle,
 ) {
+    serve_answers(listener, life, move |asked| {
+        std::future::ready(answer(&asked, &health, &metrics, version))
+    });
+}
+
+/// What an endpoint that is not public is asked, by GET.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The path.
+    pub path: String,
+    /// What stands behind the `?`.
+    pub query: String,
+}
+
+/// What it answers.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    status: StatusCode,
+    content_type: &'static str,
+    body: String,
+}
+
+impl Answer {
+    /// An answer of this status, media type and body; a number that is no status becomes 500.
+    #[must_use]
+    pub fn new(status: u16, content_type: &'static str, body: String) -> Self {
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Self { status, content_type, body }
+    }
+}
+
+/// Serves questions by GET on a listener, until the hard stop: a few connections, one request each, 10 s at most. It asks
+/// nobody who they are, so the address must not be a public one.
+pub fn serve_answers<A, F>(listener: TcpListener, life: Lifecycle, answer: A)
+where
+    A: Fn(Asked) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
     tokio::spawn(async move {
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
@@ -102,11 +140,17 @@ pub fn serve(
                 continue;
             };
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-            let (health, metrics) = (health.clone(), metrics.clone());
+            let answer = answer.clone();
             tokio::spawn(async move {
-                let service = service_fn(move |request| {
-                    let response = answer(&request, &health, &metrics, version);
-                    async move { Ok::<_, std::convert::Infallible>(response) }
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let answering = (request.method() == Method::GET).then(|| answer(asked(&request)));
+                    async move {
+                        let answer = match answering {
+                            Some(answering) => answering.await,
+                            None => text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n"),
+                        };
+                        Ok::<_, std::convert::Infallible>(response(answer))
+                    }
                 });
                 let mut http = hyper::server::conn::http1::Builder::new();
                 http.timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(5)).keep_alive(false);
@@ -136,16 +180,13 @@ pub struct CannotListen {
     source: std::io::Error,
 }
 
-fn answer(
-    request: &Request<Incoming>,
-    health: &Health,
-    metrics: &PrometheusHandle,
-    version: &'static str,
-) -> Response<Full<Bytes>> {
-    if request.method() != Method::GET {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
-    }
-    match request.uri().path() {
+fn asked(request: &Request<Incoming>) -> Asked {
+    let uri = request.uri();
+    Asked { path: uri.path().to_owned(), query: uri.query().unwrap_or_default().to_owned() }
+}
+
+fn answer(asked: &Asked, health: &Health, metrics: &PrometheusHandle, version: &'static str) -> Answer {
+    match asked.path.as_str() {
         "/livez" => match health.still() {
             None => text(StatusCode::OK, "alive\n"),
             Some(name) => text(StatusCode::SERVICE_UNAVAILABLE, format!("the loop {name} stands still\n")),
@@ -156,18 +197,24 @@ fn answer(
         },
         "/metrics" => {
             crate::telemetry::refresh_process_metrics();
-            let mut response = text(StatusCode::OK, metrics.render());
-            let kind = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-            response.headers_mut().insert(header::CONTENT_TYPE, kind);
-            response
+            let content_type = "text/plain; version=0.0.4; charset=utf-8";
+            Answer { content_type, ..text(StatusCode::OK, metrics.render()) }
         }
         "/version" => text(StatusCode::OK, format!("{version}\n")),
         _ => text(StatusCode::NOT_FOUND, "/livez, /readyz, /metrics or /version\n"),
     }
 }
 
-fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
+fn text(status: StatusCode, body: impl Into<String>) -> Answer {
+    Answer { status, content_type: "", body: body.into() }
+}
+
+fn response(answer: Answer) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(answer.body)));
+    *response.status_mut() = answer.status;
+    if !answer.content_type.is_empty() {
+        let kind = header::HeaderValue::from_static(answer.content_type);
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    }
     response
 }

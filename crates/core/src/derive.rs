@@ -66,6 +66,12 @@ pub fn from_event(namespace: &Namespace, consumer: &str, cause: Uuid, step: &str
     digest(&[b"event", namespace.0.as_bytes(), consumer.as_bytes(), cause.as_bytes(), step.as_bytes()])
 }
 
+/// Derives the id under which something that `source` told of by itself is written down; `told` is its name for that.
+#[must_use]
+pub fn from_told(namespace: &Namespace, source: &str, told: &str) -> Uuid {
+    digest(&[b"told", namespace.0.as_bytes(), source.as_bytes(), told.as_bytes()])
+}
+
 fn digest(parts: &[&[u8]]) -> Uuid {
     let mut hasher = Sha256::new();
     for part in parts {

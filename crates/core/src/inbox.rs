@@ -1,8 +1,16 @@
 //! Once-only effects of a consumer: a row per consumer and event, in the effect's own transaction.
+//!
+//! [`order`] and [`parked`] are for a consumer that takes effect of an aggregate's events in their order, [`operator`] for people
+//! who look at what is parked.
+
+pub mod operator;
+pub mod order;
+pub mod parked;
 
 use std::time::Duration;
 
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::idempotency::store::interval;
@@ -64,6 +72,28 @@ pub async fn record_all(
         event_ids
     )
     .fetch_all(connection)
+    .await
+}
+
+/// When `consumer` took effect of the event, if it did and remembers.
+///
+/// For people to look at. To decide by it whether to take effect would be a race: [`record_once`] does not have it.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn find(
+    connection: &mut PgConnection,
+    consumer: &str,
+    event_id: Uuid,
+) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "-- inbox_find
+        SELECT processed_at FROM processed_events WHERE consumer = $1 AND event_id = $2",
+        consumer,
+        event_id
+    )
+    .fetch_optional(connection)
     .await
 }
 

@@ -21,6 +21,7 @@ pub mod operators;
 pub mod outbox;
 pub mod sampler;
 pub mod schema;
+pub mod trace;
 pub mod walk;
 
 #[cfg(feature = "daemon")]

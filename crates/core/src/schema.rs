@@ -39,7 +39,7 @@ pub static ENGINE: MigrationSet =
 
 /// What consumers have taken effect of.
 pub static INBOX: MigrationSet =
-    MigrationSet { name: "inbox", version: 1, compatible_from: 1, migrations: &INBOX_MIGRATIONS };
+    MigrationSet { name: "inbox", version: 2, compatible_from: 1, migrations: &INBOX_MIGRATIONS };
 
 /// A schema that a binary cannot use, or make.
 #[derive(Debug, thiserror::Error)]

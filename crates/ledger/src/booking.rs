@@ -13,6 +13,8 @@ use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::store;
+
 /// The consumer's name in `processed_events`, and part of the ids of the events it makes.
 pub const CONSUMER: &str = "ledger";
 /// The event that tells of a placed order.
@@ -79,14 +81,14 @@ pub struct PaymentRefunded {
 
 /// An amount that goes from one of a client's accounts to another.
 #[derive(Clone, Debug)]
-struct Booking {
+pub(crate) struct Booking {
     /// Kind and id of what is booked.
-    source: (&'static str, Uuid),
-    client_id: String,
-    debit: &'static str,
-    credit: &'static str,
-    amount: i64,
-    currency: String,
+    pub(crate) source: (&'static str, Uuid),
+    pub(crate) client_id: String,
+    pub(crate) debit: &'static str,
+    pub(crate) credit: &'static str,
+    pub(crate) amount: i64,
+    pub(crate) currency: String,
 }
 
 impl From<OrderPlaced> for Booking {
@@ -191,36 +193,9 @@ impl Handler for Book {
 
     async fn handle(&self, tx: &mut PgConnection, event: Event<Box<RawValue>>) -> Result<(), HandlerError> {
         let Some(booking) = Booking::of(&event)? else { return Ok(()) };
-        let transaction_id = post(tx, event.id, &booking).await?;
+        let transaction_id = store::post(tx, event.id, &booking).await?;
+        tracing::debug!(%transaction_id, "booked");
         outbox::append(tx, &[self.posted(transaction_id, &booking, &event)]).await?;
         Ok(())
     }
-}
-
-/// Writes the transaction and its two entries.
-async fn post(tx: &mut PgConnection, event_id: Uuid, booking: &Booking) -> Result<Uuid, sqlx::Error> {
-    let (source_type, source_id) = booking.source;
-    sqlx::query_scalar!(
-        r#"-- ledger_post
-        WITH booked AS (
-            INSERT INTO ledger_transactions (event_id, client_id, source_type, source_id)
-            VALUES ($1, $2, $3, $4)
-            RETURNING transaction_id
-        ), entered AS (
-            INSERT INTO ledger_entries (transaction_id, account, currency, amount)
-            SELECT transaction_id, account, $5, amount
-            FROM booked, (VALUES ($6, $8::BIGINT), ($7, -$8::BIGINT)) AS entries (account, amount)
-        )
-        SELECT transaction_id AS "transaction_id!" FROM booked"#,
-        event_id,
-        booking.client_id,
-        source_type,
-        source_id.to_string(),
-        booking.currency,
-        booking.debit,
-        booking.credit,
-        booking.amount
-    )
-    .fetch_one(tx)
-    .await
 }

@@ -1,9 +1,11 @@
 //! The ledger's options, and the configuration that they become.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use semel_consumer_kit::BrokerUrl;
+use semel_consumer_kit::command::{DeadCommand, ParkedCommand};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
 use semel_core::grants::Role;
@@ -34,7 +36,7 @@ pub struct Options {
     exchange: String,
     /// Queue to consume; its dead letters are in the queue of that name with ".dead" appended.
     #[arg(long, env = "SEMEL_LEDGER_QUEUE", default_value = "ledger.bookings", value_name = "NAME")]
-    queue: String,
+    pub(crate) queue: String,
     /// What is done about exchange and queues at start.
     #[arg(long, env = "SEMEL_TOPOLOGY", default_value = "declare", value_name = "MODE")]
     topology: TopologyMode,
@@ -47,6 +49,13 @@ pub struct Options {
     /// Messages booked in one transaction at most, of those that have arrived; 1 commits each by itself.
     #[arg(long, env = "SEMEL_LEDGER_BATCH", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100), value_name = "COUNT")]
     batch: u16,
+    /// In which order events are booked. It is a setting of the queue, which has to be made anew to change it.
+    #[arg(long, env = "SEMEL_LEDGER_ORDERING", default_value = "none", value_name = "ORDER")]
+    ordering: Ordering,
+    /// Address of GET /balances, which shows every client's balances to anybody who asks; none unless given. Never expose it
+    /// publicly.
+    #[arg(long, env = "SEMEL_LEDGER_BALANCES_LISTEN", value_name = "ADDRESS")]
+    pub(crate) balances_listen: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
@@ -59,9 +68,16 @@ pub(crate) enum Command {
     Grant {
         /// The role, which exists.
         role: Role,
+        /// What a person with the commands `dead` and `parked` needs, instead.
+        #[arg(long)]
+        operator: bool,
     },
     /// Print the metrics that it emits, as rows of a table, and leave.
     Metrics,
+    /// Dead letters: events that were given up on, and what a person decides about them.
+    Dead(DeadCommand),
+    /// Events that wait in the order of their aggregate, and what a person decides about them.
+    Parked(ParkedCommand),
 }
 
 /// What is done about exchange and queues at start.
@@ -73,6 +89,24 @@ pub enum TopologyMode {
     Verify,
     /// Nothing.
     Off,
+}
+
+/// In which order events are booked. The books are the same in any.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum Ordering {
+    /// In none, by any number of processes at once.
+    None,
+    /// Those of an order or of a payment one after another, by one process at a time.
+    Aggregate,
+}
+
+impl From<Ordering> for semel_consumer_kit::Ordering {
+    fn from(ordering: Ordering) -> Self {
+        match ordering {
+            Ordering::None => Self::None,
+            Ordering::Aggregate => Self::Aggregate,
+        }
+    }
 }
 
 impl From<TopologyMode> for semel_consumer_kit::TopologyMode {
@@ -106,6 +140,8 @@ pub struct Config {
     pub concurrency: u16,
     /// Messages booked in one transaction at most.
     pub batch: u16,
+    /// In which order events are booked.
+    pub ordering: Ordering,
 }
 
 impl Options {
@@ -115,26 +151,18 @@ impl Options {
     ///
     /// The first option that cannot be used.
     pub fn config(&self) -> Result<Config, OptionError> {
-        let option = "--amqp-url";
-        let broker = secret(option, "AMQP_URL", self.amqp_url.as_deref(), self.amqp_url_file.as_ref())?;
-        let unusable = |message: &str| OptionError::Combination(message.to_owned());
-        let mut broker: BrokerUrl =
-            broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?;
-        if self.amqp_ca_file.is_some() {
-            let option = "--amqp-ca-file";
-            let pem = secret(option, "AMQP_CA_FILE", None, self.amqp_ca_file.as_ref())?;
-            broker =
-                broker.with_authorities(&pem).map_err(|error| unusable(&format!("{option}: {error}")))?;
-        }
         if self.concurrency > self.prefetch {
             return Err(unusable("--concurrency is more than --prefetch sends ahead"));
         }
         if self.batch > self.prefetch {
             return Err(unusable("--batch is more than --prefetch sends ahead"));
         }
+        if self.batch > 1 && self.ordering == Ordering::Aggregate {
+            return Err(unusable("--batch does not go together with --ordering aggregate"));
+        }
         Ok(Config {
             database: self.database.url()?,
-            broker,
+            broker: self.broker()?,
             namespace: self.namespace.clone().ok_or_else(|| unusable("--namespace is not set"))?,
             exchange: self.exchange.clone(),
             queue: self.queue.clone(),
@@ -142,8 +170,30 @@ impl Options {
             prefetch: self.prefetch,
             concurrency: self.concurrency,
             batch: self.batch,
+            ordering: self.ordering,
         })
     }
+
+    /// Checks where the broker is.
+    ///
+    /// # Errors
+    ///
+    /// It is not told, or not as it can be used.
+    pub(crate) fn broker(&self) -> Result<BrokerUrl, OptionError> {
+        let option = "--amqp-url";
+        let broker = secret(option, "AMQP_URL", self.amqp_url.as_deref(), self.amqp_url_file.as_ref())?;
+        let broker: BrokerUrl = broker.parse().map_err(|error| unusable(&format!("{option}: {error}")))?;
+        if self.amqp_ca_file.is_none() {
+            return Ok(broker);
+        }
+        let option = "--amqp-ca-file";
+        let pem = secret(option, "AMQP_CA_FILE", None, self.amqp_ca_file.as_ref())?;
+        broker.with_authorities(&pem).map_err(|error| unusable(&format!("{option}: {error}")))
+    }
+}
+
+fn unusable(message: &str) -> OptionError {
+    OptionError::Combination(message.to_owned())
 }
 
 #[cfg(test)]
@@ -184,6 +234,10 @@ mod tests {
         assert!(error.to_string().contains("--prefetch"), "{error}");
         let error = parsed(&["--batch", "33"]).unwrap().config().unwrap_err();
         assert!(error.to_string().contains("--batch"), "{error}");
+        let ordered = ["--batch", "2", "--ordering", "aggregate"];
+        let error = parsed(&ordered).unwrap().config().unwrap_err();
+        assert!(error.to_string().contains("--ordering aggregate"), "{error}");
+        assert!(parsed(&ordered[2..]).unwrap().config().is_ok());
         assert!(parsed(&["--prefetch", "0"]).is_err());
     }
 }

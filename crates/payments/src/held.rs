@@ -6,13 +6,15 @@
 use std::time::{Duration, SystemTime};
 
 use semel_core::credentials;
-use semel_core::database::{self, Failure, failure};
-use semel_core::idempotency::Scope;
+use semel_core::database;
 use semel_core::idempotency::engine::Proceeded;
 use semel_core::idempotency::store::{self, Fence};
-use sqlx::PgPool;
+use semel_core::idempotency::{Scope, StoredResponse};
+use sqlx::{PgConnection, PgPool};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::evidence::Witness;
 use crate::metrics::Recovery;
 use crate::provider::{Answer, Dedup};
 
@@ -21,8 +23,71 @@ use crate::provider::{Answer, Dedup};
 const GIVE_UP: (Duration, u32) = (Duration::from_hours(24), 1000);
 /// The longest wait before an execution is looked at again.
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
-/// How often a settlement is tried whose commit is unknown.
-const TRIES: u32 = 3;
+
+/// What is driven on by whoever holds its key.
+pub(crate) trait Execution: Sync {
+    /// A definitive answer about it.
+    type Verdict: Send + Sync;
+
+    fn key(&self) -> &Held<'_>;
+
+    /// Looks for a definitive answer that somebody has written down.
+    fn on_record(
+        &self,
+        connection: &mut PgConnection,
+    ) -> impl Future<Output = Result<Option<Self::Verdict>, sqlx::Error>> + Send;
+
+    /// Returns what a definitive answer says.
+    fn verdict(answer: &Answer) -> Option<Self::Verdict>;
+
+    /// Writes a verdict down and settles by it.
+    fn settle(
+        &self,
+        verdict: &Self::Verdict,
+        witness: Witness,
+    ) -> impl Future<Output = Result<Proceeded, sqlx::Error>> + Send;
+
+    /// Goes on from the recovery point, where nothing is on record.
+    fn go_on(&self) -> impl Future<Output = Result<Proceeded, sqlx::Error>> + Send;
+
+    /// Drives on as far as it goes now. Evidence first.
+    fn drive(&self) -> impl Future<Output = Result<Proceeded, sqlx::Error>> + Send {
+        async {
+            let key = self.key();
+            if key.attempts > 1
+                && let Some(verdict) =
+                    database::call(key.pool, async |connection| self.on_record(connection).await).await?
+            {
+                return self.settle(&verdict, Witness::Evidence).await;
+            }
+            self.go_on().await
+        }
+    }
+}
+
+/// A key that was acquired, before it is known what it stands for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acquired<'a> {
+    pub(crate) pool: &'a PgPool,
+    pub(crate) scope: &'a Scope,
+    pub(crate) fence: Fence,
+    began: SystemTime,
+}
+
+impl<'a> Acquired<'a> {
+    /// Must be made before it is asked whether the fence is good.
+    pub(crate) fn now(pool: &'a PgPool, scope: &'a Scope, fence: Fence) -> Self {
+        Self { pool, scope, fence, began: SystemTime::now() }
+    }
+
+    /// Holds the key, whose row is as read: the fence is good.
+    pub(crate) fn held(self, resource_id: Uuid, attempts: i32, since_first_sent_ms: i64) -> Held<'a> {
+        let Self { pool, scope, fence, began } = self;
+        let since_first_sent = Duration::from_millis(u64::try_from(since_first_sent_ms).unwrap_or_default());
+        let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+        Held { pool, scope, fence, began, resource_id, attempts, since_first_sent }
+    }
+}
 
 /// The key of an execution, held by its fence.
 #[derive(Debug)]
@@ -60,17 +125,36 @@ impl Held<'_> {
         }
     }
 
-    /// Counts what recovery came to, if this was one.
-    pub(crate) fn count(&self, recovery: Recovery) {
+    /// Says what a settlement came to, and counts it if this was recovery. One that wrote nothing is somebody else's.
+    pub(crate) fn settled(
+        &self,
+        written: Option<(StoredResponse, OffsetDateTime)>,
+        recovery: Recovery,
+    ) -> Proceeded {
+        let Some((response, expires_at)) = written else { return Proceeded::Lost };
         if self.attempts > 1 {
             recovery.count();
         }
+        Proceeded::Completed { response, expires_at }
     }
 
-    /// Whether it has been asked about for so long that asking on is no use.
-    pub(crate) fn is_hopeless(&self) -> bool {
+    /// Waits as [`wait`](Self::wait) does; or leaves the key to a person, when it was asked about for so long that asking on
+    /// is no use.
+    ///
+    /// That is not so while the answer says that it ends by itself, nor while the provider does not answer anybody.
+    pub(crate) async fn wait_while_hopeful(
+        &self,
+        answer: &Answer,
+        answers_others: bool,
+    ) -> Result<Proceeded, sqlx::Error> {
         let (age, attempts) = GIVE_UP;
-        self.since_first_sent >= age && self.attempts >= attempts
+        let ends_by_itself = matches!(answer, Answer::InProgress | Answer::NotExecuted { .. });
+        let is_hopeless = self.since_first_sent >= age && self.attempts >= attempts;
+        if is_hopeless && !ends_by_itself && answers_others {
+            let reason = format!("the provider was asked for a day, and has told nothing: {answer:?}");
+            return self.leave(&reason).await;
+        }
+        self.wait(answer).await
     }
 
     /// Gives the key up until later: not known yet.
@@ -108,19 +192,5 @@ impl Held<'_> {
             "an outcome needs a person: {reason}"
         );
         Ok(Proceeded::NeedsPerson)
-    }
-}
-
-/// How often a settlement was tried. Where the answer to its commit was lost, the same statement again finds the key
-/// completed, and writes nothing but evidence.
-#[derive(Debug, Default)]
-pub(crate) struct Tries(u32);
-
-impl Tries {
-    /// Says whether it is to be tried again after this error.
-    pub(crate) fn is_worth_another(&mut self, error: &sqlx::Error) -> bool {
-        self.0 += 1;
-        self.0 < TRIES
-            && matches!(failure(error), Failure::Unknown | Failure::Conflict | Failure::LockTimeout)
     }
 }

@@ -6,9 +6,12 @@
 //! [`orders`] live wholly in our database. [`payments`] and [`refunds`] move money at a [`provider`], which is in no
 //! transaction of ours; [`driven`] drives on what another process left of them, and [`operator`] is for people.
 
+pub mod audit;
 pub mod currency;
 pub mod driven;
+pub mod evidence;
 pub mod failpoints;
+pub mod hearing;
 mod held;
 pub mod metrics;
 pub mod operator;

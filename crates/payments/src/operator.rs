@@ -238,11 +238,11 @@ async fn said_otherwise(
     ruling: &Ruling,
 ) -> Result<Option<String>, sqlx::Error> {
     let said = match ruling {
-        Ruling::Payment(decided) => payments::settle::evidence(connection, id)
+        Ruling::Payment(decided) => payments::settle::on_record(connection, id)
             .await?
             .filter(|said| !said.agrees_with(decided))
             .map(|said| format!("{said:?}")),
-        Ruling::Refund(decided) => refunds::settle::evidence(connection, id)
+        Ruling::Refund(decided) => refunds::settle::on_record(connection, id)
             .await?
             .filter(|said| !said.agrees_with(decided))
             .map(|said| format!("{said:?}")),

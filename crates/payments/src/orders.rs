@@ -3,14 +3,12 @@
 //! Placing an order writes the completed key, the order and its event in *one statement*: one round trip, and no moment
 //! in which only part of it is there.
 
-use std::time::Duration;
-
 use semel_core::derive::{self, Namespace};
-use semel_core::idempotency::engine::{Begun, Operation};
+use semel_core::idempotency::engine::{Begun, Operation, Terms};
 use semel_core::idempotency::store::{self, LookedUp, NewKey};
 use semel_core::idempotency::{ClientId, Command, InvalidCommand, Scope, StoredResponse};
 use semel_core::outbox::NewEvent;
-use semel_core::{database, look_up_key};
+use semel_core::{begin_key, database, look_up_key};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sqlx::types::Json;
@@ -130,10 +128,6 @@ impl Operation for PlaceOrder {
         derive::from_key(&self.namespace, scope, "order")
     }
 
-    fn claims(&self) -> bool {
-        false
-    }
-
     async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
         look_up_key!(
             "orders_look_up",
@@ -149,22 +143,23 @@ impl Operation for PlaceOrder {
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &CreateOrder,
-        retention: Duration,
+        terms: &Terms<'_>,
     ) -> Result<Option<Begun>, sqlx::Error> {
         let event = self.event(key, command);
         let response = response(key.resource_id, command);
-        let written = sqlx::query_scalar!(
-            r#"-- orders_place
-            WITH key AS (
+        let begun = begin_key!(
+            "orders_place",
+            "SELECT order_id FROM orders WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
+            "key AS (
                 -- First and gating: a concurrent duplicate waits here, and then writes nothing at all.
                 INSERT INTO idempotency_keys (
                     client_id, operation, key, request_hash, hash_version, command, resource_id, request_id, trace_context,
                     status, recovery_point, response_code, response_headers, response_body, completed_at, expires_at
                 )
                 SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, 'completed', 'completed', $10, $11, $12, instant, instant + $13
-                FROM clock_timestamp() AS instant
+                FROM outcome, clock_timestamp() AS instant WHERE outcome.id IS NULL
                 ON CONFLICT DO NOTHING
-                RETURNING resource_id, client_id, operation, key, expires_at
+                RETURNING resource_id, client_id, operation, key, expires_at, fence
             ), placed AS (
                 INSERT INTO orders (order_id, client_id, operation, idempotency_key, reference, amount, currency, status)
                 SELECT resource_id, client_id, operation, key, $14, $15, $16, 'placed' FROM key
@@ -175,11 +170,10 @@ impl Operation for PlaceOrder {
                     event_id, aggregate_type, aggregate_id, aggregate_version, event_type, payload, headers
                 )
                 SELECT $17, $18, order_id::TEXT, version, $19, $20, $21 FROM placed
-            )
-            SELECT expires_at AS "expires_at!" FROM key"#,
-            key.scope.client.as_str(),
-            key.scope.operation,
-            key.scope.key.as_str(),
+            )",
+            "FALSE",
+            connection,
+            key.scope,
             &key.hash.bytes[..],
             key.hash.version,
             key.command,
@@ -189,7 +183,7 @@ impl Operation for PlaceOrder {
             store::code(&response),
             Json(&response.headers) as _,
             response.body,
-            store::interval(retention),
+            store::interval(terms.retention),
             command.reference,
             command.amount,
             command.currency,
@@ -199,9 +193,11 @@ impl Operation for PlaceOrder {
             event.stored_payload(),
             event.stored_headers()
         )
-        .fetch_optional(connection)
         .await?;
-        Ok(written.map(|expires_at| Begun::Completed { response, expires_at }))
+        Ok(match begun.written_until {
+            Some(expires_at) => Some(Begun::Completed { response, expires_at }),
+            None => Begun::known(begun),
+        })
     }
 
     fn lifetime_constraints(&self) -> &'static [&'static str] {

@@ -11,14 +11,15 @@
 //! In a crash, the rows say where to go on: the same request again under the same key while it is young, then a look-up,
 //! then a fence.
 
-pub mod audit;
+pub(crate) mod audit;
 pub mod create;
+pub(crate) mod hearing;
 pub mod operator;
 pub mod recovery;
 pub mod retention;
 pub mod settle;
 
-use semel_core::database;
+use semel_core::database::{self, Failure};
 use semel_core::idempotency::{ClientId, Command, InvalidCommand};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
@@ -190,6 +191,21 @@ pub(crate) async fn refundable(
     )
     .fetch_optional(connection)
     .await
+}
+
+/// Says whether somebody holds a payment's row at this moment, so that nothing can be taken of it.
+pub(crate) async fn is_locked(connection: &mut PgConnection, payment_id: Uuid) -> Result<bool, sqlx::Error> {
+    let locked = sqlx::query_scalar!(
+        "-- payments_is_locked
+        SELECT payment_id FROM payments WHERE payment_id = $1 FOR NO KEY UPDATE NOWAIT",
+        payment_id
+    )
+    .fetch_optional(connection)
+    .await;
+    match locked {
+        Err(error) if database::failure(&error) == Failure::LockTimeout => Ok(true),
+        locked => locked.map(|_| false),
+    }
 }
 
 /// Returns a page of the client's payments, the newest first, and where the next page begins.

@@ -5,6 +5,7 @@
 
 pub mod breaker;
 pub mod grpc;
+pub mod stripe;
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -121,10 +122,19 @@ impl Answer {
     }
 }
 
-/// A charge that the provider lists as succeeded.
+/// A list of the provider.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum List {
+    /// Of what it charged.
+    Charges,
+    /// Of what it gave back, by the time of the refund.
+    Refunds,
+}
+
+/// A charge, or a refund, that the provider lists as succeeded.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct ListedCharge {
-    /// The idempotency key that it was made under.
+pub struct ListedMove {
+    /// The idempotency key that it was made under; empty when it was made without one of ours.
     pub key: String,
     /// The provider's own name for it.
     pub reference: String,
@@ -132,21 +142,19 @@ pub struct ListedCharge {
     pub amount: i64,
     /// ISO 4217 code.
     pub currency: String,
-    /// In minor units; how much of it was given back.
-    pub refunded: i64,
 }
 
-/// What the provider said when asked for a list of charges.
+/// What the provider said when asked for a list.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Listed {
     /// A page of it.
     Page {
-        /// The charges on it that succeeded.
-        charges: Vec<ListedCharge>,
+        /// The charges or refunds on it that succeeded.
+        moves: Vec<ListedMove>,
         /// Names the next page; none on the last.
         next: Option<String>,
     },
-    /// It has no list.
+    /// It has no such list.
     Unsupported,
     /// It did not answer, or not with a list.
     Failed {
@@ -221,9 +229,44 @@ pub trait Provider: Clone + Send + Sync + 'static {
     /// Asks what happened to a refund. There is no fence for one.
     fn get_refund(&self, refund: &StoredRefund) -> impl Future<Output = Answer> + Send;
 
-    /// Lists a page of the charges that were made since then; the first page, or the one that the page before named. Not
-    /// every provider can.
-    fn list(&self, _since: SystemTime, _page: Option<&str>) -> impl Future<Output = Listed> + Send {
+    /// Lists a page of what was charged or given back since then; the first page, or the one that the page before named.
+    /// Not every provider can.
+    fn list(
+        &self,
+        _list: List,
+        _since: SystemTime,
+        _page: Option<&str>,
+    ) -> impl Future<Output = Listed> + Send {
         async { Listed::Unsupported }
     }
+}
+
+/// Returns a success by this name; without one nothing is known.
+fn succeeded(reference: &str) -> Answer {
+    match clean(reference, 255) {
+        reference if reference.is_empty() => {
+            Answer::Unknown { reason: "the provider gave it no name".to_owned() }
+        }
+        reference => Answer::Succeeded { reference },
+    }
+}
+
+/// Returns a decline, with what is kept of the provider's words.
+fn declined(reference: &str, code: &str) -> Answer {
+    let code = clean(code, 63);
+    let code = if code.is_empty() { "declined".to_owned() } else { code };
+    let reference = Some(clean(reference, 255)).filter(|reference| !reference.is_empty());
+    Answer::Declined { reference, code }
+}
+
+/// Cuts a string of the provider to what fits, without control characters.
+fn clean(text: &str, bytes: usize) -> String {
+    let mut clean = String::new();
+    for c in text.chars().filter(|c| !c.is_control()) {
+        if clean.len() + c.len_utf8() > bytes {
+            break;
+        }
+        clean.push(c);
+    }
+    clean
 }

@@ -12,7 +12,9 @@
 //! In a crash, the rows say where to go on: the same request under the same key for as long as the provider recognises it,
 //! then a look-up, then a person.
 
+pub(crate) mod audit;
 pub mod create;
+pub(crate) mod hearing;
 pub mod operator;
 pub mod recovery;
 pub mod settle;

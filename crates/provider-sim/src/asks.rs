@@ -1,7 +1,7 @@
 //! The provider's calls as the fault layer sees them: each knows its key, how the desk executes it, and how its answer can be
 //! spoilt.
 
-use semel_proto::provider::v1::{Call, Charge, ListChargesResponse, Refund};
+use semel_proto::provider::v1::{Call, Charge, ListChargesResponse, ListRefundsResponse, Refund};
 use time::OffsetDateTime;
 
 use crate::desk::{ChargeAsk, Desk, Done, Manner, RefundAsk, Refusal};
@@ -61,11 +61,15 @@ pub(crate) struct GetRefundAsk(pub(crate) String);
 /// `ListCharges`.
 #[derive(Clone, Debug)]
 pub(crate) struct ListAsk {
-    /// The index of the first charge that may be on the page.
+    /// The index of the first that may be on the page.
     pub(crate) from: usize,
     pub(crate) most: usize,
     pub(crate) since: Option<OffsetDateTime>,
 }
+
+/// `ListRefunds`.
+#[derive(Clone, Debug)]
+pub(crate) struct ListRefundsAsk(pub(crate) ListAsk);
 
 impl Ask for ChargeAsk {
     type Answer = Charge;
@@ -158,6 +162,24 @@ impl Ask for ListAsk {
     }
 }
 
+impl Ask for ListRefundsAsk {
+    type Answer = ListRefundsResponse;
+    const CALL: Call = Call::ListRefunds;
+
+    fn key(&self) -> &'static str {
+        ""
+    }
+
+    fn execute(
+        self,
+        desk: &mut Desk,
+        _: Manner,
+        _: OffsetDateTime,
+    ) -> Result<Done<ListRefundsResponse>, Refusal> {
+        Ok(desk.list_refunds(self.0.from, self.0.most, self.0.since))
+    }
+}
+
 impl Answer for Charge {
     fn for_another_key(&mut self) {
         self.key.push_str("-other");
@@ -181,6 +203,18 @@ impl Answer for Refund {
 impl Answer for ListChargesResponse {
     fn garbage() -> Self {
         Self { charges: vec![Charge::default()], next_page_token: String::new() }
+    }
+
+    /// A list is for no key.
+    fn for_another_key(&mut self) {}
+
+    /// A list is for no amount.
+    fn with_another_amount(&mut self) {}
+}
+
+impl Answer for ListRefundsResponse {
+    fn garbage() -> Self {
+        Self { refunds: vec![Refund::default()], next_page_token: String::new() }
     }
 
     /// A list is for no key.

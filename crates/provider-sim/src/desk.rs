@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 
-use semel_proto::provider::v1::{Charge, ChargeOrder, ListChargesResponse, Reason, Refund, charge, refund};
+use semel_proto::provider::v1::{
+    Charge, ChargeOrder, ListChargesResponse, ListRefundsResponse, Reason, Refund, charge, refund,
+};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
@@ -276,7 +278,7 @@ impl Desk {
         start: Option<OffsetDateTime>,
         now: OffsetDateTime,
     ) -> Result<Option<Refund>, Refusal> {
-        let known = self.records.refunds.get(&ask.key).filter(|known| !self.forgets(known.at, now));
+        let known = self.records.refund_of(&ask.key).filter(|known| !self.forgets(known.at, now));
         if let Some(known) = known {
             let same = known.charge_key == ask.charge_key && known.amount == ask.amount;
             return if same { Ok(Some(known.answer())) } else { Err(Refusal::For(Reason::KeyMismatch)) };
@@ -297,7 +299,7 @@ impl Desk {
 
     /// Tells what is known about a refund.
     pub(crate) fn get_refund(&self, key: &str) -> Result<Done<Refund>, Refusal> {
-        let known = self.records.refunds.get(key).map(records::Refunded::answer);
+        let known = self.records.refund_of(key).map(records::Refunded::answer);
         let working = || match self.in_use.get(&(Side::Refund, key.to_owned())) {
             Some(Working::Refund(ask, currency)) => Some(Refund {
                 key: key.to_owned(),
@@ -320,12 +322,23 @@ impl Desk {
         most: usize,
         since: Option<OffsetDateTime>,
     ) -> Done<ListChargesResponse> {
-        let wanted = |at: OffsetDateTime| since.is_none_or(|since| at >= since);
-        let charges = self.records.charges.iter().enumerate().skip(from);
-        let mut charges = charges.filter(|(_, charge)| wanted(charge.at));
-        let page: Vec<_> = charges.by_ref().take(most).map(|(_, charge)| charge.answer()).collect();
-        let next = charges.next().map(|(index, _)| index.to_string()).unwrap_or_default();
-        Done { answer: ListChargesResponse { charges: page, next_page_token: next }, how: How::Read }
+        let (page, next) =
+            page(&self.records.charges, from, most, |charge| since.is_none_or(|since| charge.at >= since));
+        let charges = page.into_iter().map(records::Charged::answer).collect();
+        Done { answer: ListChargesResponse { charges, next_page_token: next }, how: How::Read }
+    }
+
+    /// Lists refunds from that index on.
+    pub(crate) fn list_refunds(
+        &self,
+        from: usize,
+        most: usize,
+        since: Option<OffsetDateTime>,
+    ) -> Done<ListRefundsResponse> {
+        let (page, next) =
+            page(&self.records.refunds, from, most, |refund| since.is_none_or(|since| refund.at >= since));
+        let refunds = page.into_iter().map(records::Refunded::answer).collect();
+        Done { answer: ListRefundsResponse { refunds, next_page_token: next }, how: How::Read }
     }
 
     /// Returns what was applied and is not saved.
@@ -379,6 +392,14 @@ impl Desk {
     fn currency(&self, charge_key: &str) -> String {
         self.records.charge_of(charge_key).map(|charge| charge.currency.clone()).unwrap_or_default()
     }
+}
+
+/// Returns those that are wanted from that index on, at most so many, and the index of the next one as a token.
+fn page<T>(all: &[T], from: usize, most: usize, wanted: impl Fn(&T) -> bool) -> (Vec<&T>, String) {
+    let mut wanted = all.iter().enumerate().skip(from).filter(|(_, one)| wanted(one));
+    let page = wanted.by_ref().take(most).map(|(_, one)| one).collect();
+    let next = wanted.next().map(|(index, _)| index.to_string()).unwrap_or_default();
+    (page, next)
 }
 
 fn fence(key: &str, at: OffsetDateTime) -> Charge {

@@ -63,6 +63,7 @@ impl History {
             Call::Refund => &mut calls.refund,
             Call::GetRefund => &mut calls.get_refund,
             Call::List | Call::Unspecified => &mut calls.list,
+            Call::ListRefunds => &mut calls.list_refunds,
         };
         *count += 1;
     }
@@ -84,6 +85,7 @@ fn label(call: Call) -> &'static str {
         Call::Refund => "refund",
         Call::GetRefund => "get_refund",
         Call::List | Call::Unspecified => "list",
+        Call::ListRefunds => "list_refunds",
     }
 }
 

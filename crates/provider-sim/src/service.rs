@@ -5,12 +5,12 @@ use std::sync::Arc;
 use semel_proto::provider::v1::payment_provider_server::PaymentProvider;
 use semel_proto::provider::v1::{
     CancelChargeRequest, Charge, ChargeOrder, ChargeRequest, GetChargeRequest, GetRefundRequest,
-    ListChargesRequest, ListChargesResponse, Refund, RefundRequest,
+    ListChargesRequest, ListChargesResponse, ListRefundsRequest, ListRefundsResponse, Refund, RefundRequest,
 };
 use time::OffsetDateTime;
 use tonic::{Request, Response, Status};
 
-use crate::asks::{CancelAsk, GetAsk, GetRefundAsk, ListAsk};
+use crate::asks::{CancelAsk, GetAsk, GetRefundAsk, ListAsk, ListRefundsAsk};
 use crate::clock;
 use crate::counter::Counter;
 use crate::desk::{ChargeAsk, RefundAsk};
@@ -64,14 +64,26 @@ impl PaymentProvider for Provider {
         request: Request<ListChargesRequest>,
     ) -> Result<Response<ListChargesResponse>, Status> {
         let ListChargesRequest { page_size, page_token, created_since } = request.into_inner();
-        let from = match page_token.as_str() {
-            "" => 0,
-            token => token.parse().map_err(|_| Status::invalid_argument("page_token is none of ours"))?,
-        };
-        let most = read_page_size(page_size)?.unwrap_or(USUAL_PAGE);
-        let ask = ListAsk { from, most, since: read_time(created_since)? };
+        let ask = read_list(page_size, &page_token, created_since)?;
         self.0.serve(ask).await.map(Response::new)
     }
+
+    async fn list_refunds(
+        &self,
+        request: Request<ListRefundsRequest>,
+    ) -> Result<Response<ListRefundsResponse>, Status> {
+        let ListRefundsRequest { page_size, page_token, created_since } = request.into_inner();
+        let ask = read_list(page_size, &page_token, created_since)?;
+        self.0.serve(ListRefundsAsk(ask)).await.map(Response::new)
+    }
+}
+
+fn read_list(size: i32, token: &str, since: Option<prost_types::Timestamp>) -> Result<ListAsk, Status> {
+    let from = match token {
+        "" => 0,
+        token => token.parse().map_err(|_| Status::invalid_argument("page_token is none of ours"))?,
+    };
+    Ok(ListAsk { from, most: read_page_size(size)?.unwrap_or(USUAL_PAGE), since: read_time(since)? })
 }
 
 fn read_key(key: String, field: &str) -> Result<String, Status> {

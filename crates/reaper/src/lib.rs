@@ -1,8 +1,8 @@
 //! The reaper: keeps one database from filling up and its payments from being stuck.
 //!
 //! * [`Reaper`] deletes completed idempotency keys past their retention, [`retention`] what else is past its own.
-//! * [`recovery`] drives payments and refunds on whose owner is gone; [`audit`] looks for charges that no payment accounts for. Both
-//!   only where a provider is given.
+//! * [`recovery`] drives payments and refunds on whose owner is gone; [`audit`] looks for charges and refunds that nothing of
+//!   ours accounts for. Both only where a provider is given.
 //! * It reports the database's gauges.
 //! * The subcommand `keys` is for payments and refunds that wait for a person.
 //!

@@ -6,8 +6,10 @@ use crate::retention::Kept;
 
 /// Counter of deleted rows; label `kind`.
 pub const REAPED: &str = "semel_reaped_rows_total";
-/// Gauge: charges of the provider that no payment accounts for, or that were refunded beyond what refunds account for.
-pub const ORPHANS: &str = "semel_provider_orphan_charges";
+/// Gauge: charges of the provider that no payment accounts for.
+pub const ORPHAN_CHARGES: &str = "semel_provider_orphan_charges";
+/// Gauge: refunds of the provider that no refund of ours accounts for.
+pub const ORPHAN_REFUNDS: &str = "semel_provider_orphan_refunds";
 
 /// The label of expired idempotency keys.
 pub const KEYS: &str = "idempotency_keys";
@@ -30,8 +32,14 @@ pub const METRICS: [Metric; 1] = [Metric::counter(
 .with(&[Label::of("kind", &KINDS)])];
 
 /// Those that it has with a provider.
-pub const PROVIDER: [Metric; 1] = [Metric::gauge(
-    ORPHANS,
-    "With a provider only: charges within the audit's look-back that no payment accounts for, or of which more was given back \
-     than refunds account for, up to 10,000; absent while the list cannot be read.",
-)];
+pub const PROVIDER: [Metric; 2] = [
+    Metric::gauge(
+        ORPHAN_CHARGES,
+        "With a provider only: charges within the audit's look-back that no payment accounts for, up to 10,000; absent while the \
+         list cannot be read.",
+    ),
+    Metric::gauge(
+        ORPHAN_REFUNDS,
+        "Likewise, of refunds within the look-back, however old their charges are.",
+    ),
+];

@@ -54,7 +54,7 @@ pub struct Options {
     /// What the `type` of a problem begins with, as the API has it.
     #[arg(long, env = "SEMEL_API_PROBLEM_BASE_URL", default_value = ProblemBase::DEFAULT, value_name = "URL")]
     problem_base_url: ProblemBase,
-    /// Seconds between readings of the provider's list of charges, which are compared with the payments.
+    /// Seconds between readings of the provider's lists of charges and refunds, which are compared with ours.
     #[arg(long, env = "SEMEL_REAPER_AUDIT_PERIOD", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
     audit_period: u64,
     /// Hours that each reading goes back; 0 reads none, as it must be where others charge through the same account.

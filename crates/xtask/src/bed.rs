@@ -18,7 +18,7 @@ pub(crate) const DAEMONS: [&str; 4] = ["semel-api", "semel-relay", "semel-reaper
 pub(crate) const PROGRAMS: [&str; 5] = [DAEMONS[0], DAEMONS[1], DAEMONS[2], DAEMONS[3], "semel-provider-sim"];
 
 /// The daemons that are measured. Each takes its time to be built in release mode, so it is these only.
-const MEASURED: [&str; 3] = ["semel-api", "semel-provider-sim", "semel-relay"];
+const MEASURED: [&str; 4] = ["semel-api", "semel-ledger", "semel-provider-sim", "semel-relay"];
 
 const BED: &str = "semel-bed";
 

@@ -14,6 +14,7 @@ mod dependencies;
 mod graph;
 mod hygiene;
 mod licences;
+mod links;
 mod lockfile;
 mod promises;
 
@@ -32,6 +33,8 @@ enum Step {
     Hygiene,
     /// The tests that the documents name are there, and each rule of the contract has some.
     Promises,
+    /// Links of the documents lead somewhere, and each runbook that is named is there.
+    Links,
     /// `Cargo.lock` is committed and in sync.
     Lockfile,
     /// Who may depend on whom, one TLS provider, licences.
@@ -85,6 +88,7 @@ impl Step {
             Self::Format => format(workspace),
             Self::Hygiene => none(&hygiene::faults(workspace)?),
             Self::Promises => none(&promises::faults(workspace)?),
+            Self::Links => none(&links::faults(workspace)?),
             Self::Lockfile => none(&lockfile::faults(workspace)?),
             Self::Dependencies => none(&dependencies::faults(workspace)?),
             Self::Clippy => clippy(workspace, &["--workspace"]),

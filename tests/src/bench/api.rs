@@ -4,7 +4,6 @@
 //! grow, falls on both.
 
 mod load;
-mod pgbench;
 mod stage;
 
 use std::time::Duration;
@@ -13,9 +12,9 @@ use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 
 use self::load::Answered;
-use self::pgbench::Script;
 use self::stage::{Asked, Stage};
 use super::Bench;
+use super::pgbench::{self, Script};
 use super::phase::phase;
 use super::report::{Figure, Goal, Line, Report, Unit};
 use super::statistics::{float, percentile};
@@ -64,7 +63,9 @@ async fn fresh(bench: &Bench, asked: Asked, report: &mut Report) -> Result<()> {
     for round in 1..=rounds {
         stage.settle().await?;
         let what = format!("pgbench, the writes of POST {path} one by one, round {round}");
-        floors.push(phase(&what, window + AROUND, pgbench::floor(script, &stage.url(), window)).await?);
+        let url = stage.url();
+        let floor = pgbench::floor(script, &url, stage::CONNECTIONS, window);
+        floors.push(phase(&what, window + AROUND, floor).await?);
         stage.settle().await?;
         let what = format!("POST {path}, {} connections, round {round}", stage::CONNECTIONS);
         let before = processor_time(stage.pid())?;

@@ -27,6 +27,8 @@ pub(crate) struct Scale {
     pub(crate) idle: Duration,
     /// For how long each variant of the textbook loop may run.
     pub(crate) textbook: Duration,
+    /// Messages of one round of a consumer.
+    pub(crate) messages: usize,
 }
 
 impl Scale {
@@ -44,6 +46,7 @@ impl Scale {
             kills: 5,
             idle: Duration::from_secs(30),
             textbook: Duration::from_secs(15),
+            messages: 20_000,
         }
     }
 
@@ -61,6 +64,7 @@ impl Scale {
             kills: 2,
             idle: Duration::from_secs(8),
             textbook: Duration::from_secs(2),
+            messages: 4_000,
         }
     }
 }

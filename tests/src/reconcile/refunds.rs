@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use sqlx::{PgConnection, Row as _};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Differ, Sources, by};
 
 /// A refund in the database.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, sqlx::FromRow)]
 pub struct RefundRow {
     /// Its id.
     pub refund_id: Uuid,
@@ -127,23 +127,7 @@ pub(super) fn refunds_and_payments(sources: &Sources, differ: Differ<'_>) {
 ///
 /// The database fails.
 pub async fn read_refunds(connection: &mut PgConnection) -> Result<Vec<RefundRow>> {
-    let rows = sqlx::query(
-        "SELECT refund_id, payment_id, idempotency_key, status, provider_key, amount, currency FROM refunds
-         ORDER BY refund_id",
-    )
-    .fetch_all(connection)
-    .await?;
-    rows.into_iter()
-        .map(|row| {
-            Ok(RefundRow {
-                refund_id: row.try_get("refund_id")?,
-                payment_id: row.try_get("payment_id")?,
-                key: row.try_get("idempotency_key")?,
-                status: row.try_get("status")?,
-                provider_key: row.try_get("provider_key")?,
-                amount: row.try_get("amount")?,
-                currency: row.try_get("currency")?,
-            })
-        })
-        .collect()
+    let sql = "SELECT refund_id, payment_id, idempotency_key AS key, status, provider_key, amount, currency
+               FROM refunds ORDER BY refund_id";
+    Ok(sqlx::query_as(sql).fetch_all(connection).await?)
 }

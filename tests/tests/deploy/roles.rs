@@ -79,13 +79,15 @@ const PAYMENTS: [(&str, &[&str], &[(&str, &str)]); 5] = [
 ];
 
 /// The same in the ledger's database.
-const BOOKS: [(&str, &[&str], &[(&str, &str)]); 3] = [
+const BOOKS: [(&str, &[&str], &[(&str, &str)]); 4] = [
     (
         "semel-ledger",
         &[],
         &[
             ("schema_versions", "SELECT"),
-            ("processed_events", "INSERT select"),
+            ("processed_events", "SELECT INSERT"),
+            ("parked_events", "SELECT INSERT UPDATE DELETE"),
+            ("aggregate_versions", "SELECT INSERT UPDATE"),
             ("ledger_transactions", "SELECT INSERT"),
             ("ledger_entries", "SELECT INSERT"),
             ("outbox", "insert"),
@@ -109,6 +111,16 @@ const BOOKS: [(&str, &[&str], &[(&str, &str)]); 3] = [
             ("outbox", "SELECT update DELETE"),
             ("processed_events", "SELECT update DELETE"),
             ("operator_actions", "SELECT update DELETE"),
+        ],
+    ),
+    (
+        "semel-ledger",
+        &["--operator"],
+        &[
+            ("schema_versions", "SELECT"),
+            ("processed_events", "SELECT"),
+            ("parked_events", "SELECT update DELETE"),
+            ("operator_actions", "SELECT INSERT"),
         ],
     ),
 ];

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use semel_proto::payments::v1::payment::Status;
 use semel_proto::provider::v1::happening::What;
 use semel_proto::provider::v1::{Call, FaultKind};
-use semel_tests::client::{Answer, Payment, ToldPayment};
+use semel_tests::calls::Caller;
+use semel_tests::client::{Payment, ToldPayment};
 use semel_tests::payments::{
     BOUND, Ids, KeyRow, all_agree, charges, completed, key_row, longest_in_progress, place_of,
 };
@@ -60,6 +62,22 @@ const ROWS: [Row; 13] = [
     ("before it answers", Death::At("api.before_respond"), Left::Completed, 1),
 ];
 
+/// The rows that are played once more by a client that speaks gRPC: one of each kind of what is left.
+const CALLED: [&str; 5] = [
+    "before anything",
+    "before a byte is sent",
+    "the provider's answer on its way",
+    "tx 2 committed, its answer lost",
+    "before it answers",
+];
+
+/// How the client speaks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Speech {
+    Http,
+    Grpc,
+}
+
 /// Who drives on what the dead left.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Heir {
@@ -85,12 +103,15 @@ async fn crash_table(heir: Heir) -> Result<Duration> {
     }
     let system = Arc::new(system);
     let mut rows = JoinSet::new();
-    for row in ROWS {
+    let called = ROWS.into_iter().filter(|row| CALLED.contains(&row.0)).map(|row| (row, Speech::Grpc));
+    for (row, speech) in ROWS.into_iter().map(|row| (row, Speech::Http)).chain(called) {
         let system = Arc::clone(&system);
-        rows.spawn(async move { play(&system, row, heir).await.with_context(|| row.0) });
+        rows.spawn(async move {
+            play(&system, row, heir, speech).await.with_context(|| format!("{speech:?}: {}", row.0))
+        });
     }
     let told = joined(rows).await?;
-    assert_eq!(told.len(), ROWS.len());
+    assert_eq!(told.len(), ROWS.len() + CALLED.len());
     let longest = longest_in_progress(&system).await?;
     all_agree(&system, told).await?;
     let system = Arc::into_inner(system).context("a row still runs")?;
@@ -99,9 +120,9 @@ async fn crash_table(heir: Heir) -> Result<Duration> {
 }
 
 /// Plays a row to its end: what the client is told.
-async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
+async fn play(system: &System, row: Row, heir: Heir, speech: Speech) -> Result<ToldPayment> {
     let (name, death, left, charged) = row;
-    let payment = Payment::new(&format!("crash: {name}"), 4200);
+    let payment = Payment::new(&format!("crash {speech:?}: {name}"), 4200);
     let (ids, control) = (Ids::of(&payment.key)?, system.place.control()?);
     let doomed = Doomed {
         key: &payment.key,
@@ -112,7 +133,12 @@ async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
         settlement: "PaymentCreated",
     };
     die(system, &control, death, &doomed, |api| {
-        Ok(tokio::spawn(Asked::of(system, api, payment.clone())?.answer()))
+        if speech == Speech::Http {
+            let asked = Asked::of(system, api, payment.clone())?;
+            return Ok(tokio::spawn(async move { asked.answer().await.map(drop) }));
+        }
+        let (caller, payment) = (caller(system, api)?, payment.clone());
+        Ok(tokio::spawn(async move { Ok(caller.pay(&payment).await.map(drop)?) }))
     })
     .await?;
 
@@ -125,10 +151,17 @@ async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
     if heir == Heir::Reaper && left != Left::Nothing {
         completed(system, std::slice::from_ref(&payment.key), BOUND).await?;
     }
+    // Nobody had answered it: a retry replays what was completed without it, and is first where it did the work.
+    let mut replays = left == Left::Completed || (heir == Heir::Reaper && left == Left::Sent);
+    if speech == Speech::Grpc {
+        let api = system.apis.first().context("no API")?;
+        let called = caller(system, api)?.pay_until_told(&payment).await?;
+        assert_eq!((called.payment.status(), called.is_replay), (Status::Succeeded, replays), "{name}");
+        assert_eq!((called.payment.id, called.payment.amount), (ids.payment.to_string(), payment.amount));
+        replays = true;
+    }
     let (settled, answer) = told(&system.client(0)?, &payment).await?;
     assert_eq!(settled.status, "succeeded", "{name}");
-    // Nobody had answered it: a retry replays what was completed without it, and is first where it did the work.
-    let replays = left == Left::Completed || (heir == Heir::Reaper && left == Left::Sent);
     assert_eq!(answer.is_replay(), replays, "{name}");
     if matches!(death, Death::Provider(FaultKind::ApplyLate)) {
         the_late_charge_changes_nothing(&control, &ids).await?;
@@ -143,6 +176,10 @@ async fn play(system: &System, row: Row, heir: Heir) -> Result<ToldPayment> {
         "{name}"
     );
     Ok(settled)
+}
+
+fn caller(system: &System, api: &Running) -> Result<Caller> {
+    Caller::with_patience(api.address.context("no API")?, &system.place.token, EXIT * 3)
 }
 
 /// What an API dies with in its hands.
@@ -165,7 +202,7 @@ pub(crate) async fn die(
     control: &Control,
     death: Death,
     doomed: &Doomed<'_>,
-    ask: impl FnOnce(&Running) -> Result<JoinHandle<Result<Answer>>>,
+    ask: impl FnOnce(&Running) -> Result<JoinHandle<Result<()>>>,
 ) -> Result<()> {
     let _place = place_to_start().await?;
     let wire = match death {

@@ -1,5 +1,6 @@
 //! Payments and refunds over real processes: whatever dies, freezes, is late or is restored, money moves once and everybody is told so.
 
+mod audit;
 mod canceling;
 mod crashes;
 mod frozen;

@@ -81,7 +81,7 @@ async fn play(system: &System, row: Row, heir: Heir) -> Result<(ToldPayment, Tol
     };
     die(system, &control, death, &doomed, |api| {
         let (client, refund) = (patient(system, api)?, refund.clone());
-        Ok(tokio::spawn(async move { client.refund(&refund).await }))
+        Ok(tokio::spawn(async move { client.refund(&refund).await.map(drop) }))
     })
     .await?;
 

@@ -172,6 +172,35 @@ async fn python_calls_the_api_by_its_interface_alone() -> Result<()> {
         (&json!("STATE_COMPLETED"), &json!(201))
     );
     assert_eq!(listed["message"]["orders"], json!([first["message"]]));
+    refunds(&stage, paid["message"]["id"].as_str().context("no id")?).await
+}
+
+/// Gives back 500 of a payment of 1250, and then asks for more than is left.
+async fn refunds(stage: &Stage, payment: &str) -> Result<()> {
+    let refund = |key: &str, amount: i64| {
+        stage.call("CreateRefund", Some(key), &json!({ "payment_id": payment, "amount": amount }))
+    };
+    let list = stage.call("ListRefunds", None, &json!({ "payment_id": payment, "limit": 10 }));
+    let calls = [refund("r", 500), refund("r", 500), refund("r", 501), refund("more", 1000), list];
+    let answers = stage.python(&calls).await?;
+    let [first, again, other, more, listed] = answers.as_slice() else { anyhow::bail!("{answers:?}") };
+    assert_eq!(first["message"]["status"], "STATUS_SUCCEEDED", "{first}");
+    // As JSON has whole numbers of 64 bits.
+    assert_eq!(
+        (&first["message"]["amount"], &first["message"]["payment_id"]),
+        (&json!("500"), &json!(payment))
+    );
+    assert_eq!(again["message"], first["message"]);
+    assert_eq!(again["metadata"]["idempotent-replayed"], "true");
+    for (answer, reason) in [(other, "IDEMPOTENCY_KEY_REUSED"), (more, "REFUND_EXCEEDS_PAYMENT")] {
+        let said = [&answer["code"], &answer["details"]["ErrorInfo"]["reason"]];
+        assert_eq!(said, ["FAILED_PRECONDITION", reason], "{answer}");
+    }
+    let refunds = listed["message"]["refunds"].as_array().context("no list")?;
+    let stand: Vec<_> = refunds.iter().map(|refund| &refund["status"]).collect();
+    assert_eq!(stand, ["STATUS_REFUSED", "STATUS_SUCCEEDED"]);
+    let get = stage.call("GetRefund", None, &json!({ "id": first["message"]["id"] }));
+    assert_eq!(stage.python(&[get]).await?[0]["message"], first["message"]);
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! them; a Python and a Node.js consumer each take them from a queue of their own.
 
 mod api;
+mod consumers;
 mod psql;
 mod yard;
 

@@ -7,6 +7,7 @@ use semel_tests::client::{Client, Intent};
 use semel_tests::reconcile::{Sources, reconcile};
 use semel_tests::services::Services;
 use semel_tests::system::{Place, Shape, System};
+use serde_json::Value;
 use sqlx::Row as _;
 
 const EXIT: Duration = Duration::from_secs(30);
@@ -53,7 +54,8 @@ async fn an_api_killed_before_it_answers_leaves_the_whole_and_the_retry_replays_
 #[tokio::test]
 async fn a_panic_in_a_request_ends_neither_the_process_nor_another_request() -> Result<()> {
     let place = Place::make(&Services::from_env()?).await?;
-    let api = place.api("panicking", &[("SEMEL_FAILPOINTS", "api.before_execute=1*panic->off")]).await?;
+    let plan = ("SEMEL_FAILPOINTS", "api.before_execute=1*panic->off");
+    let api = place.api("panicking", &[plan, ("SEMEL_LOG_FORMAT", "json")]).await?;
     let client = Client::new(api.address.context("no address")?, &place.token)?;
     let intent = Intent::new("panic", 4300);
     assert_eq!(client.place(&intent).await?.status, 500);
@@ -61,6 +63,18 @@ async fn a_panic_in_a_request_ends_neither_the_process_nor_another_request() -> 
     ensure!(!retry.is_replay(), "a failure was stored as the answer");
     retry.acknowledged(&intent.key)?;
     ensure!(api.daemon.is_running(), "the panic ended the process");
+    api.daemon.terminate()?;
+    ensure!(api.daemon.wait_exit(EXIT).await?.success(), "it does not stop");
+    // The log stays one JSON object a line: the panic is one, which names its request, and says nothing that it was told.
+    let lines = api.daemon.lines();
+    let lines: Vec<Value> = lines
+        .iter()
+        .map(|line| serde_json::from_str(line).with_context(|| format!("no JSON: {line}")))
+        .collect::<Result<_>>()?;
+    let panics: Vec<_> = lines.iter().filter(|line| line["message"] == "panicked").collect();
+    let [panic] = panics.as_slice() else { anyhow::bail!("{panics:?}") };
+    ensure!(panic["place"].as_str().is_some_and(|place| place.contains(".rs:")), "{panic}");
+    ensure!(panic["span"]["id"].is_string() && panic["level"] == "ERROR", "{panic}");
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 mod brokers;
 mod crashes;
 mod hints;
+mod letters;
 mod links;
 mod reconciliation;
 mod starts;

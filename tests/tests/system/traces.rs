@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use semel_core::trace::TraceContext;
 use semel_tests::services::Services;
 use semel_tests::system::{Place, Running};
 use semel_tests::wait::eventually;
@@ -71,5 +72,39 @@ async fn a_request_is_found_in_the_log_by_the_id_of_its_answer() -> Result<()> {
     let line: serde_json::Value = serde_json::from_str(&line)?;
     assert_eq!(line["problem"], "request-invalid", "{line}");
     assert_eq!(line["span"]["id"], id.as_str(), "{line}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_goes_on_through_the_ledger_into_its_log_and_its_own_events() -> Result<()> {
+    let place = Place::make(&Services::from_env()?).await?;
+    let env = [("SEMEL_LOG_FORMAT", "json"), ("SEMEL_LOG", "info,semel_ledger=debug")];
+    let ledger = place.ledger("ledger", &env).await?;
+    let tap = place.tap().await?;
+    let api = place.api("api", &[]).await?;
+    let _relays = [place.relay("relay", &[]).await?, place.ledger_relay("ledger-relay", &[]).await?];
+    ask(&place, &api, "/v1/orders", "order", 100, TRACE).await?;
+
+    let asked: TraceContext = TRACE.parse()?;
+    let line = ledger.daemon.wait_for_line("the booking", SOON, |line| line.contains("booked")).await?;
+    let line: serde_json::Value = serde_json::from_str(&line)?;
+    assert_eq!(line["span"]["trace_id"], asked.trace_id(), "{line}");
+    let posted = eventually("the ledger's own event", SOON, || {
+        let messages = tap.messages().map_err(|error| error.to_string());
+        let posted = messages.and_then(|all| {
+            let posted = all.iter().find(|message| message.event_type == "LedgerPosted").cloned();
+            posted.ok_or_else(|| format!("{all:?}"))
+        });
+        async { posted }
+    })
+    .await?;
+    let goes_on: TraceContext = posted.headers.get("traceparent").context("no traceparent")?.parse()?;
+    assert_eq!(goes_on.trace_id(), asked.trace_id());
+    assert_ne!(goes_on.span_id(), asked.span_id());
+    assert_eq!(
+        line["span"]["span_id"],
+        goes_on.span_id(),
+        "the event follows from the span that the line stands in"
+    );
     Ok(())
 }

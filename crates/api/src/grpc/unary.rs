@@ -66,7 +66,7 @@ fn unframed(framed: &Bytes) -> Result<Bytes, ApiError> {
     let [compressed, length @ ..] = *prefix;
     // Its length is announced before it has arrived.
     match (compressed, usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX)) {
-        (0, length) if length > MAX_BYTES => Err(ApiError::BodyTooLarge),
+        (0, length) if length > MAX_BYTES => Err(ApiError::BodyTooLarge { limit: MAX_BYTES }),
         (0, length) if length == message.len() => Ok(framed.slice(PREFIX..)),
         (1, _) => Err(CallError::Encoding.into()),
         _ => Err(invalid("must be one message")),
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(of(b"\0\0\0\0\x02ab").unwrap(), "ab");
         assert_eq!(of(b"\0\0\0\0\0").unwrap(), "");
         assert!(matches!(of(b"\x01\0\0\0\x02ab"), Err(ApiError::Call(CallError::Encoding))));
-        assert!(matches!(of(b"\0\0\x01\0\x01ab"), Err(ApiError::BodyTooLarge)));
+        assert!(matches!(of(b"\0\0\x01\0\x01ab"), Err(ApiError::BodyTooLarge { .. })));
         for bytes in [&b""[..], b"\0\0\0\0", b"\0\0\0\0\x03ab", b"\0\0\0\0\x01ab", b"\x02\0\0\0\x02ab"] {
             assert!(matches!(of(bytes), Err(ApiError::Body(_))), "{bytes:?}");
         }

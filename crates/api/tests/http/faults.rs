@@ -96,19 +96,6 @@ async fn a_statement_that_is_refused_is_our_failure_and_is_not_stored() {
 }
 
 #[tokio::test]
-async fn what_a_newer_binary_stored_is_unavailable_and_not_a_mismatch() {
-    with_database(async |db: Database| {
-        let server = db.serve_guarded().await;
-        server.order("k", 1200).send(server.address).await;
-        db.execute("UPDATE idempotency_keys SET hash_version = 99, command = '{\"newer\": true}'").await;
-        let answer = server.order("k", 1200).send(server.address).await;
-        answer.expect_problem(503, "temporarily-unavailable");
-        assert!(answer.header("retry-after").is_some());
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn a_database_that_is_away_is_unavailable() {
     let pool = PgPoolOptions::new()
         .acquire_timeout(Duration::from_millis(200))

@@ -2,7 +2,7 @@
 
 mod answers;
 mod bounds;
-mod call;
+pub(crate) mod call;
 mod refunds;
 mod services;
 mod switching;

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::bed::{Database, Server, with_database};
 use crate::client::Ask;
+use crate::over::Over;
 use crate::provider::{Provider, Script};
 
 fn ask(server: &Server, operation: &str) -> Ask {
@@ -45,21 +46,22 @@ async fn a_client_that_lost_its_request_learns_what_became_of_it() {
 
 #[tokio::test]
 async fn a_payment_under_way_and_one_for_a_person_are_told_apart() {
-    with_database(async |db: Database| {
-        let provider = Provider::start().await;
-        let server = db.serve_payments(&provider).await;
-        provider.then(Script::LoseAnswer);
-        let lost = server.payment("k", 1250).send(server.address).await;
-        let resource = lost.expect_problem(503, "outcome-unknown")["resource_id"].clone();
-        let told = state(&server, "payments.create", "k").await;
-        assert_eq!((&told["state"], &told["resource_id"]), (&"in_progress".into(), &resource));
-        sqlx::query("UPDATE idempotency_keys SET needs_person_at = now(), needs_person_reason = 'test'")
-            .execute(&db.pool)
-            .await
-            .unwrap();
-        assert_eq!(state(&server, "payments.create", "k").await["state"], "needs_attention");
-    })
-    .await;
+    for over in Over::BOTH {
+        with_database(async |db: Database| {
+            let provider = Provider::start().await;
+            let server = db.serve_payments(&provider).await;
+            provider.then(Script::LoseAnswer);
+            let lost = over.payment(&server, "k", 1250).await;
+            lost.expect_problem("outcome-unknown");
+            let told = over.state(&server, "payments.create", "k").await;
+            assert_eq!(told, ("in_progress".to_owned(), lost.resource_id.unwrap()));
+            db.execute("UPDATE idempotency_keys SET needs_person_at = now(), needs_person_reason = 'test'")
+                .await;
+            assert_eq!(over.state(&server, "payments.create", "k").await.0, "needs_attention");
+            over.payment(&server, "k", 1250).await.expect_problem("needs-attention");
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

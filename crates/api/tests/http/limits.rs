@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 
 use crate::bed::{Database, Server, until, with_database};
 use crate::client::Answer;
+use crate::over::Over;
 use crate::provider::{Provider, Script};
 
 fn expect_limited(answer: &Answer) {
@@ -61,35 +62,34 @@ async fn a_replay_is_answered_though_the_client_may_begin_nothing_new() {
 
 #[tokio::test]
 async fn a_client_whose_keys_are_in_progress_begins_no_payment_and_still_places_orders() {
-    with_database(async |db: Database| {
-        let provider = Provider::start().await;
-        let released = Arc::new(Semaphore::new(0));
-        provider.then(Script::Hold(Arc::clone(&released)));
-        let admission = Admission::new(None, NonZeroU32::new(1));
-        let change = |api: semel_api::Api| api.with_admission(admission);
-        let server = db.serve_changed(Some(&provider), change, Door::default()).await;
-        let first = tokio::spawn({
-            let server = server.clone();
-            async move { server.payment("k", 1250).send(server.address).await }
-        });
-        until("the charge", async || (provider.charged() == 1).then_some(())).await;
+    for over in Over::BOTH {
+        with_database(async |db: Database| {
+            let provider = Provider::start().await;
+            let released = Arc::new(Semaphore::new(0));
+            provider.then(Script::Hold(Arc::clone(&released)));
+            let admission = Admission::new(None, NonZeroU32::new(1));
+            let change = |api: semel_api::Api| api.with_admission(admission);
+            let server = db.serve_changed(Some(&provider), change, Door::default()).await;
+            let first = tokio::spawn({
+                let server = server.clone();
+                async move { over.payment(&server, "k", 1250).await }
+            });
+            until("the charge", async || (provider.charged() == 1).then_some(())).await;
 
-        expect_limited(&server.payment("new", 1250).send(server.address).await);
-        assert_eq!(provider.charges(), 1);
-        server.payment("k", 1250).send(server.address).await.expect_problem(409, "request-in-progress");
-        assert_eq!(
-            server.order("o", 1).send(server.address).await.status,
-            201,
-            "an order is never in progress"
-        );
-        let other = Server { token: db.token("other").await, ..server.clone() };
-        assert_eq!(other.payment("new", 1250).send(other.address).await.status, 201);
+            over.payment(&server, "new", 1250).await.expect_problem("rate-limited");
+            assert_eq!(provider.charges(), 1);
+            over.payment(&server, "k", 1250).await.expect_problem("request-in-progress");
+            // An order is never in progress.
+            over.order(&server, "o", 1).await.expect_made();
+            let other = Server { token: db.token("other").await, ..server.clone() };
+            over.payment(&other, "new", 1250).await.expect_made();
 
-        released.add_permits(1);
-        assert_eq!(first.await.unwrap().status, 201);
-        assert_eq!(server.payment("new", 1250).send(server.address).await.status, 201);
-    })
-    .await;
+            released.add_permits(1);
+            first.await.unwrap().expect_made();
+            over.payment(&server, "new", 1250).await.expect_made();
+        })
+        .await;
+    }
 }
 
 /// Begins a request whose body does not end, so that it keeps its place among those at work.

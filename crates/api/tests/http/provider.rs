@@ -9,7 +9,7 @@ use semel_proto::provider::v1::charge::Status as Stands;
 use semel_proto::provider::v1::payment_provider_server::{PaymentProvider, PaymentProviderServer};
 use semel_proto::provider::v1::{
     CancelChargeRequest, Charge, ChargeRequest, GetChargeRequest, GetRefundRequest, ListChargesRequest,
-    ListChargesResponse, Reason, Refund, RefundRequest, refund,
+    ListChargesResponse, ListRefundsRequest, ListRefundsResponse, Reason, Refund, RefundRequest, refund,
 };
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -202,6 +202,13 @@ impl PaymentProvider for Provider {
         &self,
         _: Request<ListChargesRequest>,
     ) -> Result<Response<ListChargesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn list_refunds(
+        &self,
+        _: Request<ListRefundsRequest>,
+    ) -> Result<Response<ListRefundsResponse>, Status> {
         Err(Status::unimplemented(""))
     }
 }

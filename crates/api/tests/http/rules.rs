@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use semel_core::idempotency::store;
-use tokio::sync::Semaphore;
+use tokio::sync::{Barrier, Semaphore};
+use tokio::task::JoinSet;
 
 use crate::bed::{Database, Server, until, with_database};
 use crate::client::{Answer, Ask};
+use crate::over::Over;
 use crate::provider::{Provider, Script};
 
 async fn with_payments(test: impl AsyncFnOnce(Database, Server, Provider)) {
@@ -17,6 +19,13 @@ async fn with_payments(test: impl AsyncFnOnce(Database, Server, Provider)) {
         test(db, server, provider).await;
     })
     .await;
+}
+
+/// Runs a test over each protocol, each time from the beginning.
+async fn over_both(test: impl AsyncFn(Over, Database, Server, Provider)) {
+    for over in Over::BOTH {
+        with_payments(async |db, server, provider| test(over, db, server, provider).await).await;
+    }
 }
 
 async fn expect_order(server: &Server, ask: &Ask) -> Answer {
@@ -94,25 +103,37 @@ async fn rule_05_what_a_request_does_not_take_is_refused_and_not_left_out_of_its
 
 #[tokio::test]
 async fn rules_06_and_11_a_payment_at_work_refuses_another_intent_and_tells_the_same_one_when_to_ask() {
-    with_payments(async |_, server, provider| {
+    over_both(async |over, _, server, provider| {
         let released = Arc::new(Semaphore::new(0));
         provider.then(Script::Hold(Arc::clone(&released)));
         let first = tokio::spawn({
             let server = server.clone();
-            async move { server.payment("k", 1250).send(server.address).await }
+            async move { over.payment(&server, "k", 1250).await }
         });
         until("the charge", async || (provider.charged() == 1).then_some(())).await;
-        let other = server.payment("k", 1251).send(server.address).await;
-        other.expect_problem(422, "idempotency-key-reused");
-        assert_eq!(other.header("retry-after"), None);
-        let same = server.payment("k", 1250).send(server.address).await;
-        same.expect_problem(409, "request-in-progress");
+        over.payment(&server, "k", 1251).await.expect_problem("idempotency-key-reused");
+        let same = over.payment(&server, "k", 1250).await;
+        same.expect_problem("request-in-progress");
         // What is left of the lease, in seconds: most of its thirty.
-        let wait: u64 = same.header("retry-after").unwrap().parse().unwrap();
-        assert!((10..=30).contains(&wait), "{wait}");
+        assert!(same.retry_after.is_some_and(|wait| (10..=30).contains(&wait)), "{same:?}");
         released.add_permits(1);
-        assert_eq!(first.await.unwrap().status, 201);
+        first.await.unwrap().expect_made();
         assert_eq!((provider.charges(), provider.charged()), (1, 1));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn rule_07_what_a_newer_binary_stored_is_unavailable_and_not_a_mismatch() {
+    over_both(async |over, db, server, _| {
+        let made = over.order(&server, "k", 1200).await;
+        // The same command under another version is the same intent, and another one is another.
+        db.execute("UPDATE idempotency_keys SET hash_version = 99").await;
+        let again = over.order(&server, "k", 1200).await;
+        assert_eq!((again.is_replay, again.resource_id.as_deref()), (true, Some(made.expect_made())));
+        over.order(&server, "k", 1201).await.expect_problem("idempotency-key-reused");
+        db.execute("UPDATE idempotency_keys SET command = '{\"newer\": true}'").await;
+        over.order(&server, "k", 1200).await.expect_problem("temporarily-unavailable");
     })
     .await;
 }
@@ -147,6 +168,33 @@ async fn rule_08_of_several_faults_the_first_in_order_is_told_and_nothing_is_sto
         expect_order(&server, &server.order("k", 1200)).await;
         server.order("k", -1).send(server.address).await.expect_problem(422, "idempotency-key-reused");
         server.order("new", -1).send(server.address).await.expect_problem(400, "request-invalid");
+        assert_eq!(db.rows().await, (1, 1, 1));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn rule_10_of_many_requests_at_once_over_both_protocols_one_takes_effect() {
+    with_database(async |db| {
+        let server = db.serve_guarded().await;
+        let barrier = Arc::new(Barrier::new(32));
+        let mut asking = JoinSet::new();
+        for number in 0..32 {
+            let (server, barrier) = (server.clone(), Arc::clone(&barrier));
+            asking.spawn(async move {
+                barrier.wait().await;
+                Over::BOTH[number % 2].order(&server, "k", 1200).await
+            });
+        }
+        let told = asking.join_all().await;
+        let made: Vec<_> = told.iter().filter(|told| told.problem.is_none() && !told.is_replay).collect();
+        let [made] = made.as_slice() else { panic!("{told:?}") };
+        for other in told.iter().filter(|told| *told != *made) {
+            match other.problem {
+                None => assert_eq!((&other.resource_id, &other.expires), (&made.resource_id, &made.expires)),
+                Some(_) => other.expect_problem("request-in-progress"),
+            }
+        }
         assert_eq!(db.rows().await, (1, 1, 1));
     })
     .await;
@@ -236,14 +284,13 @@ async fn rule_19_nothing_but_the_listed_headers_is_stored() {
 
 #[tokio::test]
 async fn rule_21_a_key_expires_a_day_after_its_completion_and_not_after_its_claim() {
-    with_payments(async |db, server, provider| {
+    over_both(async |over, db, server, provider| {
         provider.then(Script::LoseAnswer);
-        let lost = server.payment("k", 1250).send(server.address).await;
-        lost.expect_problem(503, "outcome-unknown");
+        over.payment(&server, "k", 1250).await.expect_problem("outcome-unknown");
         db.execute("UPDATE idempotency_keys SET created_at = created_at - INTERVAL '23 hours 59 minutes'")
             .await;
-        let made = server.payment("k", 1250).send(server.address).await;
-        assert_eq!(made.status, 201, "{made:?}");
+        let made = over.payment(&server, "k", 1250).await;
+        made.expect_made();
         let (whole, fresh): (bool, bool) = sqlx::query_as(
             "SELECT expires_at - completed_at BETWEEN INTERVAL '24 hours' AND INTERVAL '24 hours 1 second',
                     completed_at > clock_timestamp() - INTERVAL '1 minute' FROM idempotency_keys",
@@ -252,25 +299,29 @@ async fn rule_21_a_key_expires_a_day_after_its_completion_and_not_after_its_clai
         .await
         .unwrap();
         assert!(whole && fresh);
-        let again = server.payment("k", 1250).send(server.address).await;
-        assert_eq!(again.header("idempotency-key-expires"), made.header("idempotency-key-expires"));
+        let again = over.payment(&server, "k", 1250).await;
+        assert!(made.expires.is_some() && again.expires == made.expires, "{again:?}");
+        // The row is still there, and judged by its instant.
+        db.execute(EXPIRE).await;
+        let late = over.payment(&server, "k", 1250).await;
+        late.expect_problem("idempotency-key-expired");
+        assert_eq!((late.resource_id, provider.charges()), (made.resource_id, 2));
     })
     .await;
 }
 
 #[tokio::test]
 async fn rule_22_a_refusal_that_is_final_is_not_executed_again_when_its_key_is_gone() {
-    with_payments(async |db, server, provider| {
+    over_both(async |over, db, server, provider| {
         provider.then(Script::Decline);
-        let declined = server.payment("k", 1250).send(server.address).await;
-        assert_eq!(declined.status, 402, "{declined:?}");
+        let declined = over.payment(&server, "k", 1250).await;
+        declined.expect_problem("payment-declined");
         db.execute(EXPIRE).await;
         for keys in [1, 0] {
             assert_eq!(db.rows().await.2, keys);
-            let late = server.payment("k", 1250).send(server.address).await;
-            let problem = late.expect_problem(410, "idempotency-key-expired");
-            assert_eq!(problem["resource_id"], declined.json()["payment"]["id"]);
-            assert_eq!(late.header("location"), declined.header("location"));
+            let late = over.payment(&server, "k", 1250).await;
+            late.expect_problem("idempotency-key-expired");
+            assert!(late.resource_id.is_some() && late.resource_id == declined.resource_id, "{late:?}");
             store::reap_expired(&mut db.pool.acquire().await.unwrap(), 10).await.unwrap();
         }
         assert_eq!(provider.charges(), 1);
@@ -294,21 +345,20 @@ async fn failure_a_body_in_chunks_that_is_left_out_of_the_hash() {
 
 #[tokio::test]
 async fn failure_a_crash_that_answers_409_until_the_record_expires() {
-    with_payments(async |db, server, provider| {
+    over_both(async |over, db, server, provider| {
         let released = Arc::new(Semaphore::new(0));
         provider.then(Script::Hold(Arc::clone(&released)));
         // Its owner waits for the provider as long as the test lasts, as one that is gone.
         let owner = tokio::spawn({
             let server = server.clone();
-            async move { server.payment("k", 1250).send(server.address).await }
+            async move { over.payment(&server, "k", 1250).await }
         });
         until("the charge", async || (provider.charged() == 1).then_some(())).await;
-        server.payment("k", 1250).send(server.address).await.expect_problem(409, "request-in-progress");
+        over.payment(&server, "k", 1250).await.expect_problem("request-in-progress");
         db.execute("UPDATE idempotency_keys SET lease_until = clock_timestamp()").await;
-        let heir = server.payment("k", 1250).send(server.address).await;
-        assert_eq!(heir.status, 201, "{heir:?}");
+        let heir = over.payment(&server, "k", 1250).await;
         released.add_permits(1);
-        assert_eq!(owner.await.unwrap().body, heir.body);
+        assert_eq!(owner.await.unwrap().resource_id.as_deref(), Some(heir.expect_made()));
         assert_eq!((provider.charges(), provider.charged()), (2, 1));
     })
     .await;

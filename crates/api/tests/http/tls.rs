@@ -10,6 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use semel_api::{Door, Tls, TlsFiles};
+use semel_proto::payments::v1::payments_client::PaymentsClient;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -18,11 +19,14 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+use tonic_types::StatusExt as _;
 
 use crate::authority::Authority;
 use crate::bed::{Database, Server, until, with_database};
 use crate::client::{Answer, exchange, read_answer};
 use crate::connections::stall;
+use crate::grpc::call::order_of;
 
 /// A certificate and its key on the disk.
 struct Files(TlsFiles, PathBuf);
@@ -118,6 +122,50 @@ async fn a_client_sees_when_the_certificate_is_anothers() {
         }
         let answer = ask(&server, &authority, &server.get("/v1/nothing").bytes()).await;
         answer.expect_problem(404, "not-found");
+    })
+    .await;
+}
+
+/// Calls as others do, by a library that trusts this authority alone.
+async fn call(server: &Server, trusted: &Authority, name: &str) -> Result<String, tonic::Status> {
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&trusted.pem)).domain_name(name);
+    let endpoint =
+        Endpoint::from_shared(format!("https://{}", server.address)).unwrap().tls_config(tls).unwrap();
+    place_over(endpoint, server).await
+}
+
+async fn place_over(endpoint: Endpoint, server: &Server) -> Result<String, tonic::Status> {
+    let mut request = tonic::Request::new(order_of(1200));
+    request.metadata_mut().insert("authorization", format!("Bearer {}", server.token).parse().unwrap());
+    request.metadata_mut().insert("idempotency-key", "k".parse().unwrap());
+    let placed = PaymentsClient::new(endpoint.connect_lazy()).create_order(request).await?;
+    Ok(placed.into_inner().id)
+}
+
+#[tokio::test]
+async fn a_call_is_answered_over_tls_and_never_made_where_the_certificate_is_anothers() {
+    with_database(async |db: Database| {
+        let (authority, stranger) = (Authority::new(), Authority::new());
+        let files = Files::new(authority.certify("localhost"));
+        let server = serve(&db, &files).await;
+        let plain = Endpoint::from_shared(format!("http://{}", server.address)).unwrap();
+        for refused in [
+            call(&server, &stranger, "localhost").await,
+            call(&server, &authority, "elsewhere").await,
+            place_over(plain, &server).await,
+        ] {
+            let status = refused.unwrap_err();
+            // The library's own word: it has no reason of ours.
+            assert!(status.get_details_error_info().is_none(), "{status:?}");
+        }
+        assert_eq!(db.rows().await, (0, 0, 0));
+        let placed = call(&server, &authority, "localhost").await.unwrap();
+        let again = ask(&server, &authority, &server.order("k", 1200).bytes()).await;
+        assert_eq!(
+            (again.header("idempotent-replayed"), &again.json()["id"]),
+            (Some("true"), &placed.into())
+        );
+        assert_eq!(db.rows().await, (1, 1, 1));
     })
     .await;
 }

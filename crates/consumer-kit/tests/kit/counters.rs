@@ -53,3 +53,9 @@ pub(crate) fn of(consumer: &str) -> [u64; 5] {
         counter.expect("every counter is there from the start").load(Ordering::Relaxed)
     })
 }
+
+/// How many of the consumer's messages were parked.
+pub(crate) fn parked(consumer: &str) -> u64 {
+    let counters = COUNTERS.lock().unwrap();
+    counters[&(consumer.to_owned(), "parked".to_owned())].load(Ordering::Relaxed)
+}

@@ -3,6 +3,8 @@
 use uuid::Uuid;
 
 use crate::script::Act;
+use semel_core::trace::TraceContext;
+
 use crate::support::{TRACE, World};
 
 #[tokio::test]
@@ -63,7 +65,13 @@ async fn events_of_the_handler_commit_with_its_effect() {
             .fetch_all(&world.pool)
             .await
             .unwrap();
-    assert_eq!(told, [(events[0].to_string(), Some(1), serde_json::json!({ "traceparent": TRACE }))]);
+    let [(aggregate, Some(1), headers)] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(*aggregate, events[0].to_string());
+    // In the trace that the event came with, and below a span of the handler's own.
+    let [came_with, goes_on] =
+        [TRACE, headers["traceparent"].as_str().unwrap()].map(|text| text.parse::<TraceContext>().unwrap());
+    assert_eq!(goes_on.trace_id(), came_with.trace_id());
+    assert_ne!(goes_on.span_id(), came_with.span_id());
     consumer.stop().await;
     world.close().await;
 }

@@ -81,7 +81,13 @@ async fn publish_without_id(exchange: &str) {
     publish_as_it_is(exchange, BasicProperties::default(), br#"{"act":"Succeed"}"#).await;
 }
 
-async fn publish_as_it_is(exchange: &str, properties: BasicProperties, body: &[u8]) {
+/// An event that tells of no aggregate.
+pub(crate) async fn publish_bare(exchange: &str, event: Uuid, body: &[u8]) {
+    publish_as_it_is(exchange, BasicProperties::default().with_message_id(event.to_string().into()), body)
+        .await;
+}
+
+pub(crate) async fn publish_as_it_is(exchange: &str, properties: BasicProperties, body: &[u8]) {
     let url = std::env::var("AMQP_URL").unwrap();
     let connection = lapin::Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();

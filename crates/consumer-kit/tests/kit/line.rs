@@ -1,18 +1,22 @@
-//! A TCP line to Postgres that can fall silent: nothing comes from the server any more, and both sides stay connected.
+//! A TCP line to Postgres or RabbitMQ that can fall silent: nothing comes from the server any more, and both sides stay
+//! connected. It can also be cut.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use semel_broker::BrokerUrl;
 use semel_core::database::{self, DatabaseUrl};
 use sqlx::PgPool;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{World, service};
 
 pub(crate) struct Line {
-    database: DatabaseUrl,
+    /// The server's URL, by way of this line.
+    url: String,
     state: Arc<State>,
 }
 
@@ -23,6 +27,10 @@ struct State {
     /// Those before this one are silent.
     silent: AtomicUsize,
     trap: Mutex<Option<Trap>>,
+    /// Cuts the connections that there are.
+    cut: Mutex<CancellationToken>,
+    /// What the server is sent instead of what.
+    swap: Mutex<Option<(&'static [u8], &'static [u8])>>,
 }
 
 /// Makes the connection silent on which the server sends these bytes.
@@ -42,16 +50,45 @@ impl Line {
     pub(crate) async fn to_database_of(world: &World) -> Self {
         let url = service("SEMEL_TEST_POSTGRES_URL");
         let (server, _) = url.rsplit_once('/').unwrap();
-        let (login, place) = server.rsplit_once('@').expect("the URL names a user");
+        Self::to(&format!("{server}/{}", world.name)).await
+    }
+
+    pub(crate) async fn to_broker() -> Self {
+        Self::to(&service("AMQP_URL")).await
+    }
+
+    async fn to(url: &str) -> Self {
+        let (login, rest) = url.rsplit_once('@').expect("the URL names a user");
+        let (place, path) = rest.split_once('/').expect("the URL names a database or a virtual host");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State::default());
         tokio::spawn(forward(listener, place.to_owned(), Arc::clone(&state)));
-        Self { database: format!("{login}@{address}/{}", world.name).parse().unwrap(), state }
+        Self { url: format!("{login}@{address}/{path}"), state }
     }
 
     pub(crate) fn pool(&self, connections: u32) -> PgPool {
-        database::pool(&self.database, "kit-test line", connections)
+        let database: DatabaseUrl = self.url.parse().unwrap();
+        database::pool(&database, "kit-test line", connections)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    pub(crate) fn broker(&self) -> BrokerUrl {
+        self.url.parse().unwrap()
+    }
+
+    /// Sends the server the one instead of the other, which is as long.
+    pub(crate) fn swap(&self, text: &'static [u8], by: &'static [u8]) {
+        assert_eq!(text.len(), by.len());
+        *self.state.swap.lock().unwrap() = Some((text, by));
+    }
+
+    /// Cuts the connections that there are. New ones work.
+    pub(crate) fn cut(&self) {
+        std::mem::take(&mut *self.state.cut.lock().unwrap()).cancel();
     }
 
     /// Silences the connections that there are. New ones work.
@@ -78,14 +115,34 @@ async fn forward(listener: TcpListener, place: String, state: Arc<State>) {
     loop {
         let (client, _) = listener.accept().await.unwrap();
         let number = state.opened.fetch_add(1, Ordering::SeqCst);
-        let (mut from_client, to_client) = client.into_split();
-        let (from_server, mut to_server) = TcpStream::connect(&place).await.unwrap().into_split();
-        tokio::spawn(async move {
-            let _ = copy(&mut from_client, &mut to_server).await;
-            let _ = to_server.shutdown().await;
-        });
-        tokio::spawn(answers(from_server, to_client, number, Arc::clone(&state)));
+        let cut = state.cut.lock().unwrap().clone();
+        let (from_client, to_client) = client.into_split();
+        // A server that is away just now: the client is told so.
+        let Ok(server) = TcpStream::connect(&place).await else { continue };
+        let (from_server, to_server) = server.into_split();
+        let questions = questions(from_client, to_server, Arc::clone(&state));
+        tokio::spawn(cut.clone().run_until_cancelled_owned(questions));
+        let answers = answers(from_server, to_client, number, Arc::clone(&state));
+        tokio::spawn(cut.run_until_cancelled_owned(answers));
     }
+}
+
+async fn questions(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: Arc<State>) {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        let bytes = &mut buffer[..count];
+        if let Some((text, by)) = *state.swap.lock().unwrap() {
+            for start in 0..(count + 1).saturating_sub(text.len()) {
+                if bytes[start..].starts_with(text) {
+                    bytes[start..start + by.len()].copy_from_slice(by);
+                }
+            }
+        }
+        if to.write_all(bytes).await.is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown().await;
 }
 
 /// Reads on when it is silent, so that the server is not held up.

@@ -3,12 +3,16 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of tests fail by panicking, too")]
 
 mod batches;
+mod broker;
 mod counters;
 mod database;
+mod dead;
 mod effects;
 mod failures;
 mod life;
 mod line;
+mod order;
+mod poison;
 mod rehearsals;
 mod script;
 mod support;

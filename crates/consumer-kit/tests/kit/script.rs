@@ -47,6 +47,10 @@ pub(crate) enum Act {
     Swallow,
     /// Writes a value that a constraint refuses.
     BreakConstraint,
+    /// Ends the process, each time.
+    Abort,
+    /// Fails transiently, and ends the process each time that it is tried from where it was parked.
+    FailThenAbort,
     /// Appends to the outbox.
     Append,
     /// Appends to the outbox and refuses.
@@ -139,6 +143,15 @@ impl Handler for Script {
             }
             Act::LoseConnection(times) if call <= times => {
                 tx.execute("SELECT pg_terminate_backend(pg_backend_pid())").await?;
+            }
+            Act::Abort => std::process::abort(),
+            Act::FailThenAbort => {
+                let is_parked =
+                    sqlx::query_scalar("SELECT EXISTS (SELECT FROM parked_events WHERE event_id = $1)");
+                if is_parked.bind(event.id).fetch_one(&mut *tx).await? {
+                    std::process::abort();
+                }
+                return Err(HandlerError::transient("the bank is closed"));
             }
             Act::Swallow => assert!(tx.execute("SELECT 1 / 0").await.is_err()),
             Act::BreakConstraint => {

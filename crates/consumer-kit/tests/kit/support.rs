@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use crate::counters;
+use crate::line::Line;
 use crate::script::{Act, Order, Script};
 
 /// How long a condition may take to come true; a passing test never waits for it.
@@ -37,6 +38,30 @@ pub(crate) struct World {
     pub(crate) script: Script,
     pub(crate) database: DatabaseUrl,
     admin: PgPool,
+}
+
+/// An event of an aggregate.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub(crate) aggregate: String,
+    pub(crate) version: Option<i64>,
+    pub(crate) id: Uuid,
+    pub(crate) act: Act,
+}
+
+/// Events of one aggregate with the versions 1, 2, 3, …
+pub(crate) fn steps(aggregate: &str, acts: &[Act]) -> Vec<Step> {
+    let steps = acts.iter().zip(1..).map(|(act, version)| Step {
+        aggregate: aggregate.to_owned(),
+        version: Some(version),
+        id: Uuid::new_v4(),
+        act: *act,
+    });
+    steps.collect()
+}
+
+pub(crate) fn ids<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Vec<Uuid> {
+    steps.into_iter().map(|step| step.id).collect()
 }
 
 /// Whether the consumer's tables are made before the test.
@@ -64,7 +89,7 @@ impl World {
         }
         let broker: BrokerUrl = service("AMQP_URL").parse().unwrap();
         Self {
-            pool: database::pool(&database, "kit-test", 9),
+            pool: database::pool(&database, "kit-test", 13),
             connection: Connection::open(&broker, "kit-test").await.unwrap(),
             script: Script::default(),
             name,
@@ -81,11 +106,20 @@ impl World {
 
     /// A consumer that reaches the database in its own way.
     pub(crate) fn builder_on(&self, pool: PgPool) -> ConsumerBuilder {
+        self.builder_with(pool, self.broker.clone())
+    }
+
+    fn builder_with(&self, pool: PgPool, broker: BrokerUrl) -> ConsumerBuilder {
         let queue = self.name.as_str();
-        Consumer::builder(queue, pool, self.broker.clone(), queue)
+        Consumer::builder(queue, pool, broker, queue)
             .exchange(queue)
             .bind("order.OrderPlaced")
             .retry_delays(RETRY_DELAYS)
+    }
+
+    /// A consumer that reaches the broker by that line.
+    pub(crate) fn builder_by(&self, line: &Line) -> ConsumerBuilder {
+        self.builder_with(self.pool.clone(), line.broker())
     }
 
     pub(crate) async fn start(&self) -> Running {
@@ -127,24 +161,92 @@ impl World {
     }
 
     pub(crate) async fn publish_bodies(&self, bodies: Vec<(Uuid, Vec<u8>)>) {
-        let mut publisher = Publisher::open(&self.broker, "kit-test").await.unwrap();
-        let wave = bodies.into_iter().map(|(event_id, body)| {
-            let envelope = Envelope {
-                event_id,
-                event_type: "OrderPlaced".to_owned(),
-                aggregate_type: "order".to_owned(),
-                aggregate_id: event_id.to_string(),
-                aggregate_version: Some(1),
-                outbox_id: 1,
-                created_at_unix_micros: 1_700_000_000_000_000,
-                source: "kit-test".to_owned(),
-                headers: BTreeMap::from([("traceparent".to_owned(), TRACE.to_owned())]),
-            };
-            Outgoing::event(self.name.as_str(), "order.OrderPlaced", envelope, body)
+        let events = bodies.into_iter().map(|(id, body)| {
+            let aggregate = Step { aggregate: id.to_string(), version: Some(1), id, act: Act::Succeed };
+            self.outgoing(&aggregate, body)
         });
-        let outcomes = publisher.publish_wave(wave.collect()).await.outcomes;
+        self.publish_outgoing(events.collect()).await;
+    }
+
+    /// Publishes events of aggregates, in this order.
+    pub(crate) async fn publish_steps(&self, steps: &[Step]) {
+        let events = steps
+            .iter()
+            .map(|step| self.outgoing(step, serde_json::to_vec(&Order { act: step.act }).unwrap()));
+        self.publish_outgoing(events.collect()).await;
+    }
+
+    fn outgoing(&self, step: &Step, body: Vec<u8>) -> Outgoing {
+        let envelope = Envelope {
+            event_id: step.id,
+            event_type: "OrderPlaced".to_owned(),
+            aggregate_type: "order".to_owned(),
+            aggregate_id: step.aggregate.clone(),
+            aggregate_version: step.version,
+            outbox_id: 1,
+            created_at_unix_micros: 1_700_000_000_000_000,
+            source: "kit-test".to_owned(),
+            headers: BTreeMap::from([("traceparent".to_owned(), TRACE.to_owned())]),
+        };
+        Outgoing::event(self.name.as_str(), "order.OrderPlaced", envelope, body)
+    }
+
+    async fn publish_outgoing(&self, events: Vec<Outgoing>) {
+        let mut publisher = Publisher::open(&self.broker, "kit-test").await.unwrap();
+        let outcomes = publisher.publish_wave(events).await.outcomes;
         assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Confirmed), "{outcomes:?}");
         publisher.close().await;
+    }
+
+    /// The events that took effect, in the order in which they did, as often as they did.
+    pub(crate) async fn effects_in_order(&self) -> Vec<Uuid> {
+        let effects = sqlx::query_scalar("SELECT event_id FROM effects ORDER BY place");
+        effects.fetch_all(&self.pool).await.unwrap()
+    }
+
+    /// Waits until that many events are parked.
+    pub(crate) async fn parked(&self, expected: i64) {
+        eventually("the parked events", || async {
+            let seen = self.count("parked_events").await;
+            if seen == expected { Ok(()) } else { Err(format!("{seen} instead of {expected}")) }
+        })
+        .await;
+    }
+
+    /// Waits until the broker has handed out all that was in the queue.
+    pub(crate) async fn drained(&self) {
+        eventually("the queue to be empty", || async {
+            match self.queued().await {
+                0 => Ok(()),
+                left => Err(left),
+            }
+        })
+        .await;
+    }
+
+    /// Waits until a transaction waits for an aggregate's lock.
+    pub(crate) async fn waits_for_lock(&self) {
+        let waiting = "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
+                       WHERE datname = $1 AND locktype = 'advisory' AND NOT granted";
+        eventually("somebody to wait for the lock", || async {
+            let waiting: i64 =
+                sqlx::query_scalar(waiting).bind(&self.name).fetch_one(&self.admin).await.unwrap();
+            if waiting > 0 { Ok(()) } else { Err(waiting) }
+        })
+        .await;
+    }
+
+    /// Waits until that many effects are there.
+    pub(crate) async fn took_effect(&self, expected: usize) {
+        eventually("the effects", || async {
+            let seen = self.count("effects").await;
+            if usize::try_from(seen).unwrap() >= expected {
+                Ok(())
+            } else {
+                Err(format!("{seen} of {expected}"))
+            }
+        })
+        .await;
     }
 
     /// How often the event took effect.
@@ -228,7 +330,7 @@ impl World {
 pub(crate) async fn make_tables(database: &DatabaseUrl) {
     // Nothing is unique here: what takes effect twice has to show.
     let mut connection = database::connect(database, "kit-test").await.unwrap();
-    connection.execute("CREATE TABLE effects (event_id UUID NOT NULL)").await.unwrap();
+    connection.execute("CREATE TABLE effects (event_id UUID NOT NULL, place BIGSERIAL)").await.unwrap();
     schema::migrate(database, &[&ENGINE, &INBOX]).await.unwrap();
 }
 
@@ -262,6 +364,10 @@ impl Running {
         self.readiness("the consumer to be not ready", |seen| seen.losses >= times).await;
     }
 
+    pub(crate) async fn not_ready(&self) {
+        self.readiness("the consumer to be not ready", |seen| !seen.ready).await;
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         self.readiness.borrow().ready
     }
@@ -282,6 +388,12 @@ impl Running {
         self.ended().await.unwrap();
     }
 
+    /// Only makes its topology.
+    pub(crate) async fn stop_when_ready(self) {
+        self.ready().await;
+        self.stop().await;
+    }
+
     pub(crate) async fn ended(self) -> Result<(), Error> {
         within("the consumer to end", self.task).await.unwrap()
     }
@@ -293,16 +405,28 @@ pub(crate) async fn within<F: Future>(what: &str, future: F) -> F::Output {
 }
 
 /// Looks at a condition until it holds; the panic tells what was seen last.
-pub(crate) async fn eventually<T, E: Debug, F>(what: &str, mut look: impl FnMut() -> F) -> T
+pub(crate) async fn eventually<T, E: Debug, F>(what: &str, look: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, E>>,
 {
-    let until = Instant::now() + DEADLINE;
+    eventually_within(DEADLINE, what, look).await
+}
+
+/// Does so for at most so long.
+pub(crate) async fn eventually_within<T, E: Debug, F>(
+    deadline: Duration,
+    what: &str,
+    mut look: impl FnMut() -> F,
+) -> T
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let until = Instant::now() + deadline;
     loop {
         match look().await {
             Ok(value) => return value,
             Err(seen) if Instant::now() > until => {
-                panic!("waited {DEADLINE:?} for {what}; seen last: {seen:?}")
+                panic!("waited {deadline:?} for {what}; seen last: {seen:?}")
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }

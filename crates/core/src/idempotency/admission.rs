@@ -3,12 +3,14 @@
 //! Promise: a known key never meets these limits, so the retry of what was executed is always answered; and no client keeps
 //! the others from beginning. What is refused here is stored nowhere, and its key is as unused as before.
 //!
-//! How: a token bucket per client, in this process's memory, of which an execution that begins takes one token; and a bound
-//! on how many of a client's keys may be in progress, counted in the database by an index that holds only those. The
-//! engine asks after its look-ups missed and before it claims.
+//! How: a token bucket per client, in this process's memory, of which an execution that began takes one token; and a bound
+//! on how many of a client's keys may be in progress, counted in the database by an index that holds only those.
 //!
-//! It does not share buckets between processes: two of them admit twice as much. The count is taken before the claim and not
-//! with it, so claims that begin at the same instant may pass it together.
+//! A token is taken once something was written, so that a retry takes none, however many of them are under way. Executions
+//! that begin at the same instant may therefore pass the limit together: a bucket that they leave below empty fills up
+//! first. The same is true of the keys in progress, whose count is that of the statement's snapshot.
+//!
+//! It does not share buckets between processes: two of them admit twice as much.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -50,25 +52,31 @@ impl Admission {
         self.in_progress
     }
 
-    /// Takes a token of this client's bucket.
+    /// Says whether this client's bucket holds a token.
     ///
     /// # Errors
     ///
     /// How long it takes until there is one.
-    pub(super) fn take<'a>(&'a self, client: &'a ClientId) -> Result<Token<'a>, Duration> {
-        if let Some(rate) = self.rate {
-            self.take_at(rate, client, Instant::now())?;
-        }
-        Ok(Token { admission: self, client, is_spent: false })
+    pub(super) fn ask(&self, client: &ClientId) -> Result<(), Duration> {
+        self.rate.map_or(Ok(()), |rate| self.ask_at(rate, client, Instant::now()))
     }
 
-    fn take_at(&self, rate: Rate, client: &ClientId, now: Instant) -> Result<(), Duration> {
-        let mut full_at = self.buckets();
-        let then = full_at.get(client).copied().unwrap_or(now).max(now) + rate.every;
-        let empty = rate.every.saturating_mul(rate.burst.get());
-        if let Some(wait) = (then - now).checked_sub(empty).filter(|wait| !wait.is_zero()) {
-            return Err(wait);
+    /// Takes a token of this client's bucket, whether it holds one or not: an execution began, or may have.
+    pub(super) fn take(&self, client: &ClientId) {
+        if let Some(rate) = self.rate {
+            self.take_at(rate, client, Instant::now());
         }
+    }
+
+    fn ask_at(&self, rate: Rate, client: &ClientId, now: Instant) -> Result<(), Duration> {
+        let full_at = self.buckets().get(client).copied().unwrap_or(now).max(now);
+        let empty = rate.every.saturating_mul(rate.burst.get());
+        let wait = (full_at + rate.every - now).saturating_sub(empty);
+        if wait.is_zero() { Ok(()) } else { Err(wait) }
+    }
+
+    fn take_at(&self, rate: Rate, client: &ClientId, now: Instant) {
+        let mut full_at = self.buckets();
         if !full_at.contains_key(client) && full_at.len() >= MOST_BUCKETS {
             full_at.retain(|_, at| *at > now);
             // Still too many: the one that lacks least is forgotten, which gives its client the least too much.
@@ -77,42 +85,12 @@ impl Admission {
                 fullest.map(|client| full_at.remove(&client));
             }
         }
+        let then = full_at.get(client).copied().unwrap_or(now).max(now) + rate.every;
         full_at.insert(client.clone(), then);
-        Ok(())
-    }
-
-    fn give_back(&self, client: &ClientId) {
-        let Some(rate) = self.rate else { return };
-        if let Some(at) = self.buckets().get_mut(client) {
-            *at = at.checked_sub(rate.every).unwrap_or(*at);
-        }
     }
 
     fn buckets(&self) -> MutexGuard<'_, HashMap<ClientId, Instant>> {
         self.full_at.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The right to begin one execution; given back unless it is spent.
-#[derive(Debug)]
-pub(super) struct Token<'a> {
-    admission: &'a Admission,
-    client: &'a ClientId,
-    is_spent: bool,
-}
-
-impl Token<'_> {
-    /// Says that an execution began, or may have.
-    pub(super) fn spend(&mut self) {
-        self.is_spent = true;
-    }
-}
-
-impl Drop for Token<'_> {
-    fn drop(&mut self) {
-        if !self.is_spent {
-            self.admission.give_back(self.client);
-        }
     }
 }
 
@@ -128,46 +106,67 @@ mod tests {
         name.parse().unwrap()
     }
 
+    /// Takes a token if there is one.
+    fn begin_at(admission: &Admission, rate: Rate, client: &ClientId, now: Instant) -> Result<(), Duration> {
+        admission.ask_at(rate, client, now)?;
+        admission.take_at(rate, client, now);
+        Ok(())
+    }
+
     #[test]
     fn a_bucket_holds_its_burst_and_fills_at_its_rate() {
         let (rate, now) = (rate(10, 3), Instant::now());
         let admission = Admission::new(Some(rate), None);
-        let take = |ms: u64| admission.take_at(rate, &client("a"), now + Duration::from_millis(ms));
-        assert_eq!([take(0), take(0), take(0)], [Ok(()); 3]);
-        assert_eq!(take(0), Err(Duration::from_millis(100)));
-        assert_eq!(take(60), Err(Duration::from_millis(40)), "what was refused took nothing");
-        assert_eq!((take(100), take(100)), (Ok(()), Err(Duration::from_millis(100))));
-        assert_eq!([take(10_000), take(10_000), take(10_000)], [Ok(()); 3], "it never holds more");
-        assert!(take(10_000).is_err());
-        assert_eq!(admission.take_at(rate, &client("b"), now), Ok(()), "another's is another");
+        let begin = |ms: u64| begin_at(&admission, rate, &client("a"), now + Duration::from_millis(ms));
+        assert_eq!([begin(0), begin(0), begin(0)], [Ok(()); 3]);
+        assert_eq!(begin(0), Err(Duration::from_millis(100)));
+        assert_eq!(begin(60), Err(Duration::from_millis(40)), "what was refused took nothing");
+        assert_eq!((begin(100), begin(100)), (Ok(()), Err(Duration::from_millis(100))));
+        assert_eq!([begin(10_000), begin(10_000), begin(10_000)], [Ok(()); 3], "it never holds more");
+        assert!(begin(10_000).is_err());
+        assert_eq!(begin_at(&admission, rate, &client("b"), now), Ok(()), "another's is another");
     }
 
     #[test]
-    fn a_token_that_began_nothing_is_given_back() {
-        let (acme, admission) = (client("acme"), Admission::new(Some(rate(1, 1)), None));
-        drop(admission.take(&acme).unwrap());
-        admission.take(&acme).unwrap().spend();
-        assert!(admission.take(&acme).is_err());
-        assert_eq!(Admission::default().most_in_progress(), None);
-        for _ in 0..1000 {
-            Admission::default().take(&acme).unwrap().spend();
+    fn what_began_together_and_was_too_much_is_owed() {
+        let (rate, now, acme) = (rate(10, 2), Instant::now(), client("acme"));
+        let admission = Admission::new(Some(rate), None);
+        for _ in 0..5 {
+            admission.take_at(rate, &acme, now);
         }
+        let ask = |ms: u64| admission.ask_at(rate, &acme, now + Duration::from_millis(ms));
+        assert_eq!((ask(0), ask(399)), (Err(Duration::from_millis(400)), Err(Duration::from_millis(1))));
+        assert_eq!(ask(400), Ok(()));
+    }
+
+    #[test]
+    fn asking_takes_nothing_and_without_a_rate_nothing_is_refused() {
+        let (acme, admission) = (client("acme"), Admission::new(Some(rate(1, 1)), None));
+        assert_eq!((admission.ask(&acme), admission.ask(&acme)), (Ok(()), Ok(())));
+        admission.take(&acme);
+        assert!(admission.ask(&acme).is_err());
+        let unbounded = Admission::default();
+        assert_eq!(unbounded.most_in_progress(), None);
+        for _ in 0..1000 {
+            unbounded.take(&acme);
+        }
+        assert_eq!(unbounded.ask(&acme), Ok(()));
     }
 
     #[test]
     fn remembers_so_many_clients_and_no_more() {
         let (rate, now) = (rate(1, 2), Instant::now());
         let admission = Admission::new(Some(rate), None);
-        let take = |number: usize, seconds: u64| {
-            admission.take_at(rate, &client(&format!("c{number}")), now + Duration::from_secs(seconds))
+        let begin = |number: usize, seconds: u64| {
+            begin_at(&admission, rate, &client(&format!("c{number}")), now + Duration::from_secs(seconds))
         };
         for number in 0..MOST_BUCKETS {
-            assert_eq!((take(number, 0), take(number, 0)), (Ok(()), Ok(())));
+            assert_eq!((begin(number, 0), begin(number, 0)), (Ok(()), Ok(())));
         }
-        assert!(take(0, 0).is_err());
-        assert_eq!(take(MOST_BUCKETS, 0), Ok(()), "one more is admitted, and counted");
+        assert!(begin(0, 0).is_err());
+        assert_eq!(begin(MOST_BUCKETS, 0), Ok(()), "one more is admitted, and counted");
         assert_eq!(admission.buckets().len(), MOST_BUCKETS);
-        assert_eq!(take(MOST_BUCKETS + 1, 3), Ok(()));
+        assert_eq!(begin(MOST_BUCKETS + 1, 3), Ok(()));
         assert_eq!(admission.buckets().len(), 1, "full ones go first");
     }
 }

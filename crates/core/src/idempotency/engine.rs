@@ -1,4 +1,4 @@
-//! The one path of a keyed request: look up key and earlier outcome; compare, answer; or validate, execute, answer.
+//! The one path of a keyed request: look up key and earlier outcome, and execute where there is none; compare, answer.
 //!
 //! An operation whose effect lives wholly in our database writes business row, event and completed key in one
 //! transaction ([`Begun::Completed`]), so there is nothing to recover: a crash leaves all of it or none. One with an effect
@@ -12,7 +12,7 @@ use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::admission::{Admission, Token};
+use super::admission::Admission;
 use super::store::{self, Fence, KeyState, KnownKey, LookedUp, NewKey};
 use super::{Command, InvalidCommand, Request, RequestHash, Scope, StoredResponse};
 use crate::database::{self, Failure, Lent};
@@ -44,6 +44,21 @@ pub enum Begun {
     Claimed(Fence),
     /// Not at all: nothing is written, and the key is as free as before.
     Hindered(Hindrance),
+    /// Not at all: its client has as many keys in progress as it may.
+    Limited,
+    /// Not at all: the key is known, or what was made under it is.
+    Known(Box<LookedUp>),
+}
+
+impl Begun {
+    /// Returns what is told by a statement that wrote nothing; none when it is to be asked again.
+    #[must_use]
+    pub fn known(looked: LookedUp) -> Option<Self> {
+        if looked.limited == Some(true) {
+            return Some(Self::Limited);
+        }
+        looked.is_something().then(|| Self::Known(Box::new(looked)))
+    }
 }
 
 /// Why an execution cannot begin, though the command is acceptable: it acts on something, and that is not as it has to be.
@@ -58,6 +73,8 @@ pub enum Hindrance {
         /// When to ask again.
         retry_after: Duration,
     },
+    /// What it acts on is held by others for longer than is waited for.
+    Busy,
 }
 
 /// How far a claimed execution was driven.
@@ -94,11 +111,6 @@ pub trait Operation: Send + Sync {
         true
     }
 
-    /// Says whether it claims its key before its effect, which leaves the key in progress for a while.
-    fn claims(&self) -> bool {
-        true
-    }
-
     /// Looks the key up and, where it is not known, for the row that an earlier execution under it left, whatever became of
     /// the key since: in one statement, see [`look_up_key!`](crate::look_up_key). Must be asked of the primary.
     fn look_up(
@@ -107,17 +119,17 @@ pub trait Operation: Send + Sync {
         scope: &Scope,
     ) -> impl Future<Output = Result<LookedUp, sqlx::Error>> + Send;
 
-    /// Writes key and business row in one transaction, the key first and gating the rest; and where the effect lives
-    /// wholly in our database, the event too, and the key as completed.
+    /// Looks the key up and, where nothing is known of it, writes key and business row in one transaction, the key first and
+    /// gating the rest; and where the effect lives wholly in our database, the event too, and the key as completed.
     ///
-    /// Returns none when nothing was written since the key is known already, or since what was read is not so any more:
-    /// the key is looked up, and the execution begun again if it is not known.
+    /// Returns none when nothing was found and nothing written: the key, or what it acts on, has changed meanwhile. Then it
+    /// is asked again, in a new statement.
     fn begin(
         &self,
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &Self::Command,
-        retention: Duration,
+        terms: &Terms<'_>,
     ) -> impl Future<Output = Result<Option<Begun>, sqlx::Error>> + Send;
 
     /// Drives a claimed execution on from its recovery point. Every write names the fence.
@@ -225,6 +237,14 @@ pub struct Terms<'a> {
     pub admission: Option<&'a Admission>,
 }
 
+impl Terms<'_> {
+    /// Returns how many keys in progress a client may have; none bounds nothing.
+    #[must_use]
+    pub fn most_in_progress(&self) -> Option<i64> {
+        Some(i64::from(self.admission?.most_in_progress()?.get()))
+    }
+}
+
 /// Whoever bounds nothing has a retention alone.
 impl From<Duration> for Terms<'_> {
     fn from(retention: Duration) -> Self {
@@ -246,8 +266,7 @@ pub async fn run<O: Operation>(
     request: &Request,
     terms: impl Into<Terms<'_>>,
 ) -> Result<Answer, EngineError> {
-    let Terms { retention, admission } = terms.into();
-    let answer = Run { pool, operation, scope, command, request, retention, admission }.answer().await?;
+    let answer = Run { pool, operation, scope, command, request, terms: terms.into() }.answer().await?;
     count_request(scope.operation, outcome(&answer));
     Ok(answer)
 }
@@ -304,8 +323,7 @@ struct Run<'a, O: Operation> {
     scope: &'a Scope,
     command: &'a O::Command,
     request: &'a Request,
-    retention: Duration,
-    admission: Option<&'a Admission>,
+    terms: Terms<'a>,
 }
 
 /// How an execution that did not write ended.
@@ -323,57 +341,33 @@ impl<O: Operation> Run<'_, O> {
         let encoded = serde_json::to_value(self.command).map_err(encode)?;
 
         let Ok(mut connection) = Lent::from(self.pool).await else { return Ok(Answer::Unavailable) };
+        let Some(refusal) = self.refusal() else { return self.execute(connection, hash, &encoded).await };
+        // A known key is not refused: rules may have become stricter since it was executed, and limits are not for it.
         let looked = connection.call(async |c| self.operation.look_up(c, self.scope).await).await;
-        // Before it is validated: rules may have become stricter since it was executed.
         match looked.and_then(found) {
-            Ok(Some(Found::Key(known))) => return self.known(connection, known, hash, &encoded).await,
-            Ok(Some(Found::Outcome { resource_id })) => return Ok(Answer::Expired { resource_id }),
-            Ok(None) => {}
-            Err(error) => return self.nothing_executed(error),
-        }
-        if let Err(invalid) = self.command.validate() {
-            return Ok(Answer::Invalid(invalid));
-        }
-        if !self.operation.may_begin() {
-            return Ok(Answer::Unavailable);
-        }
-        match self.admit(&mut connection).await {
-            Ok(Ok(token)) => self.execute(connection, token, hash, &encoded).await,
-            Ok(Err(retry_after)) => Ok(Answer::Limited { retry_after }),
+            Ok(Some(found)) => self.found(connection, found, hash, &encoded).await,
+            Ok(None) => Ok(refusal),
             Err(error) => self.nothing_executed(error),
         }
     }
 
-    /// Asks whether the client may begin one more execution; otherwise returns when to ask again.
-    async fn admit(&self, connection: &mut Lent) -> Result<Result<Option<Token<'_>>, Duration>, sqlx::Error> {
-        let Some(admission) = self.admission else { return Ok(Ok(None)) };
-        let client = &self.scope.client;
-        let token = match admission.take(client) {
-            Ok(token) => token,
-            Err(wait) => return Ok(Err(wait)),
-        };
-        if let Some(most) = admission.most_in_progress().filter(|_| self.operation.claims()) {
-            let most = i64::from(most.get());
-            if connection.call(async |c| store::count_in_progress(c, client, most).await).await? >= most {
-                return Ok(Err(RETRY_IN_PROGRESS));
-            }
+    /// Returns what keeps a new execution from beginning, as far as that is known without the database.
+    fn refusal(&self) -> Option<Answer> {
+        if let Err(invalid) = self.command.validate() {
+            return Some(Answer::Invalid(invalid));
         }
-        Ok(Ok(Some(token)))
+        if !self.operation.may_begin() {
+            return Some(Answer::Unavailable);
+        }
+        let asked = self.terms.admission?.ask(&self.scope.client);
+        asked.err().map(|retry_after| Answer::Limited { retry_after })
     }
 
     /// Executes, and settles what became of it: races that were lost, deadlocks, and commits whose answer was lost.
     ///
     /// An unknown commit is asked about by beginning again. Its absence would prove nothing, since the old transaction may
     /// still commit; but inserting the key again waits for it, and the row tells whose it is.
-    ///
-    /// The token is spent once something was written, or may have been.
-    async fn execute(
-        &self,
-        first: Lent,
-        mut token: Option<Token<'_>>,
-        hash: RequestHash,
-        encoded: &Value,
-    ) -> Result<Answer, EngineError> {
+    async fn execute(&self, first: Lent, hash: RequestHash, encoded: &Value) -> Result<Answer, EngineError> {
         let resource_id = self.operation.resource_id(self.scope);
         let key = NewKey { scope: self.scope, hash, command: encoded, resource_id, request: self.request };
         let mut unsettled = false;
@@ -385,15 +379,9 @@ impl<O: Operation> Run<'_, O> {
             };
             let Ok(mut connection) = acquired else { continue };
             let begun = connection
-                .call(async |c| self.operation.begin(c, &key, self.command, self.retention).await)
+                .call(async |c| self.operation.begin(c, &key, self.command, &self.terms).await)
                 .await;
-            let may_be_written = match &begun {
-                Ok(begun) => matches!(begun, Some(Begun::Completed { .. } | Begun::Claimed(_))),
-                Err(error) => database::failure(error) == Failure::Unknown,
-            };
-            if may_be_written && let Some(token) = &mut token {
-                token.spend();
-            }
+            self.count(&begun);
             match begun {
                 Ok(Some(Begun::Completed { response, expires_at })) => {
                     return Ok(Answer::Fresh { response, expires_at });
@@ -403,18 +391,18 @@ impl<O: Operation> Run<'_, O> {
                     drop(connection);
                     return self.proceed(fence, resource_id, hash, encoded).await;
                 }
-                // It does not rule out that an earlier try is still to commit.
-                Ok(Some(Begun::Hindered(_))) if unsettled => {}
+                // These do not rule out that an earlier try is still to commit.
+                Ok(Some(Begun::Hindered(_) | Begun::Limited)) if unsettled => {}
                 Ok(Some(Begun::Hindered(hindrance))) => return Ok(Answer::Hindered(hindrance)),
-                Ok(None) => {
-                    if let Ok(Some(known)) =
-                        connection.call(async |c| store::look_up(c, self.scope).await).await
-                    {
-                        return self.known(connection, known, hash, encoded).await;
-                    }
-                    // Expired and reaped between the two statements, overtaken by a change of what it acts on, or the
-                    // connection is lost: once more.
-                }
+                Ok(Some(Begun::Limited)) => return Ok(Answer::Limited { retry_after: RETRY_IN_PROGRESS }),
+                Ok(Some(Begun::Known(looked))) => match found(*looked) {
+                    Ok(Some(found)) => return self.found(connection, found, hash, encoded).await,
+                    Ok(None) => {}
+                    Err(error) => return self.nothing_executed(error),
+                },
+                // Met by the INSERT and not seen by the look-up before it, or overtaken by a change of what it acts on: once
+                // more.
+                Ok(None) => lent = Some(connection),
                 Err(error) => {
                     if database::failure(&error) == Failure::Unknown {
                         unsettled = true;
@@ -433,6 +421,31 @@ impl<O: Operation> Run<'_, O> {
             }
         }
         Ok(if unsettled { unknown(resource_id) } else { Answer::Unavailable })
+    }
+
+    /// Counts what was written, or may have been, against its client's rate.
+    fn count(&self, begun: &Result<Option<Begun>, sqlx::Error>) {
+        let may_be_written = match begun {
+            Ok(begun) => matches!(begun, Some(Begun::Completed { .. } | Begun::Claimed(_))),
+            Err(error) => database::failure(error) == Failure::Unknown,
+        };
+        if let Some(admission) = self.terms.admission.filter(|_| may_be_written) {
+            admission.take(&self.scope.client);
+        }
+    }
+
+    /// Answers for what was found instead of executing.
+    async fn found(
+        &self,
+        connection: Lent,
+        found: Found,
+        hash: RequestHash,
+        encoded: &Value,
+    ) -> Result<Answer, EngineError> {
+        match found {
+            Found::Key(known) => self.known(connection, known, hash, encoded).await,
+            Found::Outcome { resource_id } => Ok(Answer::Expired { resource_id }),
+        }
     }
 
     /// Answers for a key that is known; drives its execution on if it is our claim, or one whose owner is gone.
@@ -480,7 +493,7 @@ impl<O: Operation> Run<'_, O> {
         hash: RequestHash,
         encoded: &Value,
     ) -> Result<Answer, EngineError> {
-        match self.operation.proceed(self.pool, self.scope, fence, self.retention).await {
+        match self.operation.proceed(self.pool, self.scope, fence, self.terms.retention).await {
             Ok(Proceeded::Completed { response, expires_at }) => Ok(Answer::Fresh { response, expires_at }),
             Ok(Proceeded::Waiting { retry_after }) => Ok(Answer::Unknown { resource_id, retry_after }),
             Ok(Proceeded::NeedsPerson) => Ok(Answer::NeedsAttention { resource_id }),

@@ -74,8 +74,9 @@ pub struct NewKey<'a> {
     pub request: &'a Request,
 }
 
-/// What a key's look-up found, column by column: what it selects is null where the key is not known.
-#[derive(Debug)]
+/// What a key's look-up found, column by column: what it selects is null where the key is not known. And what was written,
+/// where nothing was found.
+#[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the columns of idempotency_keys, and what is made of them")]
 pub struct LookedUp {
     pub request_hash: Option<Vec<u8>>,
@@ -95,9 +96,21 @@ pub struct LookedUp {
     pub expires_at: Option<OffsetDateTime>,
     /// The row that an earlier execution left; asked for only where the key is not known.
     pub outcome: Option<Uuid>,
+    /// Until when the key is replayed that was written as completed.
+    pub written_until: Option<OffsetDateTime>,
+    /// The fence of the key that was claimed.
+    pub claimed: Option<i64>,
+    /// Whether nothing was written because its client has too many keys in progress.
+    pub limited: Option<bool>,
 }
 
 impl LookedUp {
+    /// Says whether there is a key, or what an earlier execution left.
+    #[must_use]
+    pub fn is_something(&self) -> bool {
+        self.request_hash.is_some() || self.outcome.is_some()
+    }
+
     /// Reads the key; none when it is not known.
     ///
     /// # Errors
@@ -147,10 +160,42 @@ impl LookedUp {
 #[macro_export]
 macro_rules! look_up_key {
     ($name:literal, $outcome:literal, $connection:expr, $scope:expr) => {
+        $crate::begin_key!(
+            $name,
+            $outcome,
+            "key AS (SELECT NULL::TIMESTAMPTZ AS expires_at, NULL::BIGINT AS fence LIMIT 0)",
+            "NULL::BOOLEAN",
+            $connection,
+            $scope
+        )
+    };
+}
+
+/// Looks up as [`look_up_key!`](crate::look_up_key) does and, where nothing is found, writes; all of it is one statement, and
+/// one round trip.
+///
+/// What it writes begins with `key AS (INSERT INTO idempotency_keys … FROM outcome … WHERE outcome.id IS NULL … ON CONFLICT DO
+/// NOTHING RETURNING expires_at, fence …)`, from which everything else selects. Another literal says whether nothing was
+/// written since there are too many. The arguments are `$4` and so on.
+///
+/// A key that commits while the statement is at work is met by the `INSERT`, but not seen by the look-up: then there is
+/// neither a key nor something written, and it has to be asked again, in a new statement.
+#[macro_export]
+macro_rules! begin_key {
+    ($name:literal, $outcome:literal, $writes:literal, $limited:literal, $connection:expr, $scope:expr $(, $argument:expr)*) => {
         sqlx::query_as!(
             $crate::idempotency::store::LookedUp,
             "-- "
                 + $name
+                + r#"
+            WITH known AS MATERIALIZED (
+                SELECT * FROM idempotency_keys WHERE client_id = $1 AND operation = $2 AND key = $3
+            ), outcome AS MATERIALIZED (
+                SELECT ("#
+                + $outcome
+                + r#") AS id WHERE NOT EXISTS (SELECT FROM known)
+            ), "#
+                + $writes
                 + r#"
             SELECT known.request_hash AS "request_hash?", known.hash_version AS "hash_version?",
                    known.command AS "command?", known.request_id AS "request_id?", known.resource_id AS "resource_id?",
@@ -161,14 +206,15 @@ macro_rules! look_up_key {
                        AS "lease_left_ms?",
                    known.response_code AS "response_code?", known.response_headers AS "response_headers?: _",
                    known.response_body AS "response_body?", known.expires_at AS "expires_at?",
-                   CASE WHEN known.key IS NULL THEN ("#
-                + $outcome
-                + r#") END AS "outcome?"
-            FROM (VALUES (1)) AS one LEFT JOIN idempotency_keys AS known
-              ON known.client_id = $1 AND known.operation = $2 AND known.key = $3"#,
+                   outcome.id AS "outcome?", key.expires_at AS "written_until?", key.fence AS "claimed?",
+                   CASE WHEN outcome.id IS NULL AND known.key IS NULL AND key.fence IS NULL THEN "#
+                + $limited
+                + r#" END AS "limited?"
+            FROM (VALUES (1)) AS one LEFT JOIN known ON TRUE LEFT JOIN outcome ON TRUE LEFT JOIN key ON TRUE"#,
             $scope.client.as_str(),
             $scope.operation,
             $scope.key.as_str()
+            $(, $argument)*
         )
         .fetch_one($connection)
     };

@@ -149,7 +149,7 @@ async fn keys_in_progress_are_counted_by_their_own_index_up_to_the_bound() {
         let acme = "acme".parse().unwrap();
         let mut connection = db.pool.acquire().await.unwrap();
         let scans = "SELECT COALESCE(sum(idx_scan), 0)::BIGINT FROM pg_stat_user_indexes
-                     WHERE indexrelname = 'idempotency_keys_in_progress_of_client'";
+                     WHERE indexrelname = 'idempotency_keys_in_progress'";
         // Never analysed, and analysed; each often enough for a plan of its own and a general one.
         for sql in ["SELECT 1", "ANALYZE idempotency_keys"] {
             connection.execute(sql).await.unwrap();

@@ -1,11 +1,14 @@
 //! Bearer credentials.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
 use semel_core::credentials::operator::{By, CredentialError, CredentialId, create, list, revoke, rotate};
 use semel_core::credentials::{Authenticator, is_shut_out};
 use semel_core::idempotency::ClientId;
+use sqlx::Executor as _;
+use tokio::task::JoinSet;
 
 use crate::database::{Database, with_database};
 
@@ -41,6 +44,37 @@ async fn refuses_unknown_wrong_and_revoked_tokens() {
 
         db.execute("UPDATE api_credentials SET revoked_at = clock_timestamp()").await;
         assert_eq!(Authenticator::new(db.pool.clone()).authenticate(token).await.unwrap(), None);
+    })
+    .await;
+}
+
+/// Tokens of strangers, who guess.
+#[tokio::test]
+async fn at_most_four_questions_are_asked_at_a_time() {
+    with_database(async |db: Database| {
+        let pool = semel_core::database::pool(&db.url, "semel-test", 20);
+        let authenticator = Arc::new(Authenticator::new(pool));
+        let mut stopped = db.pool.begin().await.unwrap();
+        stopped.execute("LOCK TABLE api_credentials").await.unwrap();
+        let mut asking = JoinSet::new();
+        for number in 0..16 {
+            let (authenticator, token) =
+                (Arc::clone(&authenticator), format!("sml_{number:016x}_{}", "0".repeat(64)));
+            asking.spawn(async move { authenticator.authenticate(&token).await });
+        }
+        // Each waits for the lock as long as the guard lets it, and then the next one asks.
+        let waiting = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0";
+        let mut most = 0;
+        while asking.try_join_next().is_none() {
+            most = most.max(db.count(waiting).await);
+        }
+        stopped.rollback().await.unwrap();
+        assert!((1..=4).contains(&most), "{most} at a time");
+        // Whoever still waited is answered.
+        while let Some(answer) = asking.join_next().await {
+            assert!(!matches!(answer.unwrap(), Ok(Some(_))));
+        }
     })
     .await;
 }

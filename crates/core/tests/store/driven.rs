@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use semel_core::idempotency::engine::{self, Answer, Begun, LEASE, Operation, Proceeded};
+use semel_core::idempotency::engine::{self, Answer, Begun, LEASE, Operation, Proceeded, Terms};
 use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
 use semel_core::idempotency::{Request, Scope, StoredResponse};
 use semel_core::look_up_key;
@@ -86,8 +86,17 @@ impl Operation for Scripted {
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         _: &Probe,
-        _: Duration,
+        terms: &Terms<'_>,
     ) -> Result<Option<Begun>, sqlx::Error> {
+        let looked = self.look_up(connection, key.scope).await?;
+        if looked.is_something() {
+            return Ok(Begun::known(looked));
+        }
+        if let Some(most) = terms.most_in_progress()
+            && store::count_in_progress(connection, &key.scope.client, most).await? >= most
+        {
+            return Ok(Some(Begun::Limited));
+        }
         if self.lost == Lost::Race {
             let twin = Request { id: Uuid::new_v4(), trace_context: None };
             let key = NewKey { request: &twin, ..key.clone() };

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use semel_core::derive::{self, Namespace};
 use semel_core::idempotency::Scope;
-use semel_core::idempotency::engine::{Begun, LEASE, Operation, Proceeded};
+use semel_core::idempotency::engine::{Begun, LEASE, Operation, Proceeded, Terms};
 use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
-use semel_core::look_up_key;
+use semel_core::{begin_key, look_up_key};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -73,7 +73,7 @@ impl<P: Provider> Operation for MakePayment<P> {
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &CreatePayment,
-        _retention: Duration,
+        terms: &Terms<'_>,
     ) -> Result<Option<Begun>, sqlx::Error> {
         // Derived, so that a database that lost its tail asks for the same charge under the same key.
         let provider_key = derive::from_key(&self.namespace, key.scope, "charge").to_string();
@@ -83,28 +83,33 @@ impl<P: Provider> Operation for MakePayment<P> {
             &command.source,
             &key.resource_id.to_string(),
         );
-        let fence = sqlx::query_scalar!(
-            "-- payments_begin
-            WITH key AS (
+        let begun = begin_key!(
+            "payments_begin",
+            "SELECT payment_id FROM payments WHERE client_id = $1 AND operation = $2 AND idempotency_key = $3",
+            "live AS MATERIALIZED (
+                SELECT count(*) AS keys FROM (
+                    SELECT FROM idempotency_keys WHERE client_id = $1 AND status = 'in_progress' LIMIT $17
+                ) AS live
+            ), key AS (
                 -- First and gating: a concurrent duplicate waits here, and then writes nothing at all.
                 INSERT INTO idempotency_keys (
                     client_id, operation, key, request_hash, hash_version, command, resource_id, request_id, trace_context,
                     status, recovery_point, lease_until, provider_key, provider_request, provider_first_sent_at
                 )
                 SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, 'in_progress', $10, instant + $11, $12, $13, instant
-                FROM clock_timestamp() AS instant
+                FROM outcome, clock_timestamp() AS instant
+                WHERE outcome.id IS NULL AND ($17 IS NULL OR (SELECT keys FROM live) < $17)
                 ON CONFLICT DO NOTHING
-                RETURNING client_id, operation, key, resource_id, provider_key, fence
+                RETURNING client_id, operation, key, resource_id, provider_key, fence, expires_at
             ), asked AS (
                 INSERT INTO payments (
                     payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider_key
                 )
                 SELECT resource_id, client_id, operation, key, $14, $15, $16, 'processing', provider_key FROM key
-            )
-            SELECT fence FROM key",
-            key.scope.client.as_str(),
-            key.scope.operation,
-            key.scope.key.as_str(),
+            )",
+            "$17 IS NOT NULL AND (SELECT keys FROM live) >= $17",
+            connection,
+            key.scope,
             &key.hash.bytes[..],
             key.hash.version,
             key.command,
@@ -117,11 +122,14 @@ impl<P: Provider> Operation for MakePayment<P> {
             request,
             command.reference,
             command.amount,
-            command.currency
+            command.currency,
+            terms.most_in_progress()
         )
-        .fetch_optional(connection)
         .await?;
-        Ok(fence.map(|fence| Begun::Claimed(Fence(fence))))
+        Ok(match begun.claimed {
+            Some(fence) => Some(Begun::Claimed(Fence(fence))),
+            None => Begun::known(begun),
+        })
     }
 
     async fn proceed(

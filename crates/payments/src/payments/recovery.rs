@@ -10,26 +10,29 @@
 //!    still be on its way; only the fence is.
 //! 5. Where the provider has neither, or answers for a day without saying either, a person.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use semel_core::idempotency::Scope;
 use semel_core::idempotency::engine::Proceeded;
 use semel_core::idempotency::store::{self, Fence};
 use semel_core::{database, failpoint};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 
 use super::create::MakePayment;
 use super::recovery_point::{CANCELING, SENT};
-use super::settle::{self, Settled, Verdict, Witness};
+use super::settle::{self, Settled, Verdict};
+use crate::evidence::Witness;
 #[cfg(feature = "failpoints")]
 use crate::failpoints;
-use crate::held::Held;
+use crate::held::{Acquired, Execution, Held};
 use crate::metrics::Recovery;
 use crate::provider::{Answer, DEADLINE, Fencing, LookUp, Provider, StoredCharge};
 
 /// A payment whose key is held.
 #[derive(Debug)]
-struct Payment<'a> {
+struct Drive<'a, P> {
+    operation: &'a MakePayment<P>,
+    retention: Duration,
     key: Held<'a>,
     recovery_point: String,
     charge: StoredCharge,
@@ -44,35 +47,58 @@ pub(crate) async fn proceed<P: Provider>(
     fence: Fence,
     retention: Duration,
 ) -> Result<Proceeded, sqlx::Error> {
-    let began = SystemTime::now();
-    let Some(payment) = load(pool, scope, fence, began).await? else { return Ok(Proceeded::Lost) };
-    Drive { operation, retention, key: &payment.key, payment: &payment }.run().await
+    let acquired = Acquired::now(pool, scope, fence);
+    let Some(payment) = load(operation, acquired, retention).await? else { return Ok(Proceeded::Lost) };
+    payment.drive().await
 }
 
-struct Drive<'a, P> {
-    operation: &'a MakePayment<P>,
-    retention: Duration,
-    key: &'a Held<'a>,
-    payment: &'a Payment<'a>,
-}
+impl<P: Provider> Execution for Drive<'_, P> {
+    type Verdict = Verdict;
 
-impl<P: Provider> Drive<'_, P> {
-    async fn run(&self) -> Result<Proceeded, sqlx::Error> {
-        let key = self.key;
-        if key.attempts > 1
-            && let Some(verdict) =
-                database::call(key.pool, async |c| settle::evidence(c, key.resource_id).await).await?
-        {
-            return self.settle(&verdict, Witness::Evidence).await;
-        }
-        match self.payment.recovery_point.as_str() {
+    fn key(&self) -> &Held<'_> {
+        &self.key
+    }
+
+    async fn on_record(&self, connection: &mut PgConnection) -> Result<Option<Verdict>, sqlx::Error> {
+        settle::on_record(connection, self.key.resource_id).await
+    }
+
+    fn verdict(answer: &Answer) -> Option<Verdict> {
+        definitive(answer)
+    }
+
+    async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
+        let (key, charge) = (&self.key, &self.charge);
+        let settled = Settled {
+            scope: key.scope,
+            fence: key.fence,
+            payment_id: key.resource_id,
+            reference: &self.reference,
+            amount: charge.amount,
+            currency: &charge.currency,
+            provider_key: &charge.key,
+        };
+        let MakePayment { namespace, problems, .. } = self.operation;
+        let written =
+            settle::settle(key.pool, namespace, problems, &settled, verdict, witness, self.retention).await?;
+        failpoint!(failpoints::AFTER_SETTLE);
+        let rolled_back = matches!(verdict, Verdict::Fenced);
+        Ok(key.settled(written, if rolled_back { Recovery::RolledBack } else { Recovery::Completed }))
+    }
+
+    async fn go_on(&self) -> Result<Proceeded, sqlx::Error> {
+        match self.recovery_point.as_str() {
             SENT if self.may_send().await? => self.send().await,
             SENT => self.ask().await,
             CANCELING => self.cancel().await,
-            other => key.leave(&format!("the recovery point {other:?} is not known to this version")).await,
+            other => {
+                self.key.leave(&format!("the recovery point {other:?} is not known to this version")).await
+            }
         }
     }
+}
 
+impl<P: Provider> Drive<'_, P> {
     async fn may_send(&self) -> Result<bool, sqlx::Error> {
         let is_young = self.key.since_first_sent < self.operation.window;
         Ok(is_young && self.key.may_send(self.operation.provider.promises().dedup).await?)
@@ -82,14 +108,12 @@ impl<P: Provider> Drive<'_, P> {
         self.key.count_send();
         failpoint!(failpoints::BEFORE_SEND);
         let not_after = self.key.began + DEADLINE;
-        let answer = self.operation.provider.charge(&self.payment.charge, not_after).await;
+        let answer = self.operation.provider.charge(&self.charge, not_after).await;
         failpoint!(failpoints::AFTER_ANSWER);
-        match answer {
-            Answer::Mismatch { reason } => self.key.leave(&reason).await,
-            answer => match definitive(&answer) {
-                Some(verdict) => self.settle(&verdict, Witness::Charge).await,
-                None => self.key.wait(&answer).await,
-            },
+        match (Self::verdict(&answer), answer) {
+            (Some(verdict), _) => self.settle(&verdict, Witness::Charge).await,
+            (None, Answer::Mismatch { reason }) => self.key.leave(&reason).await,
+            (None, answer) => self.key.wait(&answer).await,
         }
     }
 
@@ -97,21 +121,21 @@ impl<P: Provider> Drive<'_, P> {
         if self.operation.provider.promises().look_up == LookUp::None {
             return self.fence().await;
         }
-        let answer = self.operation.provider.get(&self.payment.charge).await;
-        match answer {
+        let answer = self.operation.provider.get(&self.charge).await;
+        match (Self::verdict(&answer), answer) {
+            (Some(verdict), _) => self.settle(&verdict, Witness::Get).await,
+            (None, Answer::Mismatch { reason }) => self.key.leave(&reason).await,
             // A provider that is away would not take the fence either.
-            Answer::InProgress | Answer::NotExecuted { .. } => self.key.wait(&answer).await,
-            Answer::Mismatch { reason } => self.key.leave(&reason).await,
-            answer => match definitive(&answer) {
-                Some(verdict) => self.settle(&verdict, Witness::Get).await,
-                None => self.fence().await,
-            },
+            (None, answer @ (Answer::InProgress | Answer::NotExecuted { .. })) => {
+                self.key.wait(&answer).await
+            }
+            (None, _) => self.fence().await,
         }
     }
 
     /// Commits that nobody sends any more, then cancels at the provider.
     async fn fence(&self) -> Result<Proceeded, sqlx::Error> {
-        let key = self.key;
+        let key = &self.key;
         if self.operation.provider.promises().fence == Fencing::None {
             return key.leave("the provider can neither tell what happened nor fence the charge").await;
         }
@@ -126,51 +150,23 @@ impl<P: Provider> Drive<'_, P> {
     }
 
     async fn cancel(&self) -> Result<Proceeded, sqlx::Error> {
-        let (key, charge) = (self.key, &self.payment.charge);
-        let answer = self.operation.provider.cancel(charge).await;
+        let provider = &self.operation.provider;
+        let answer = provider.cancel(&self.charge).await;
         failpoint!(failpoints::AFTER_CANCEL);
         if answer == Answer::Fenced {
             return self.settle(&Verdict::Fenced, Witness::Cancel).await;
         }
         // Any other answer to a cancel proves nothing by itself: a second cancel of a fenced charge is an error too.
-        let answer = self.operation.provider.get(charge).await;
-        match (definitive(&answer), &answer) {
-            (Some(verdict), _) => self.settle(&verdict, Witness::Get).await,
-            // Under way, or away: that ends by itself.
-            (None, Answer::InProgress | Answer::NotExecuted { .. }) => key.wait(&answer).await,
-            // One that is spared has stopped answering, for all payments.
-            (None, _) if key.is_hopeless() && self.operation.provider.is_open() => {
-                key.leave(&format!("the provider was asked for a day, and has told nothing: {answer:?}"))
-                    .await
-            }
-            (None, _) => key.wait(&answer).await,
+        let answer = provider.get(&self.charge).await;
+        match Self::verdict(&answer) {
+            Some(verdict) => self.settle(&verdict, Witness::Get).await,
+            None => self.key.wait_while_hopeful(&answer, provider.is_open()).await,
         }
-    }
-
-    async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
-        let (key, charge) = (self.key, &self.payment.charge);
-        let settled = Settled {
-            scope: key.scope,
-            fence: key.fence,
-            payment_id: key.resource_id,
-            reference: &self.payment.reference,
-            amount: charge.amount,
-            currency: &charge.currency,
-            provider_key: &charge.key,
-        };
-        let MakePayment { namespace, problems, .. } = self.operation;
-        let written =
-            settle::settle(key.pool, namespace, problems, &settled, verdict, witness, self.retention).await?;
-        failpoint!(failpoints::AFTER_SETTLE);
-        let Some((response, expires_at)) = written else { return Ok(Proceeded::Lost) };
-        let rolled_back = matches!(verdict, Verdict::Fenced);
-        key.count(if rolled_back { Recovery::RolledBack } else { Recovery::Completed });
-        Ok(Proceeded::Completed { response, expires_at })
     }
 }
 
 /// Returns what a definitive answer says.
-fn definitive(answer: &Answer) -> Option<Verdict> {
+pub(crate) fn definitive(answer: &Answer) -> Option<Verdict> {
     match answer {
         Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
         Answer::Declined { reference, code } => {
@@ -186,12 +182,12 @@ fn definitive(answer: &Answer) -> Option<Verdict> {
 }
 
 /// Loads what the fence's owner drives on; none when the fence is stale.
-async fn load<'a>(
-    pool: &'a PgPool,
-    scope: &'a Scope,
-    fence: Fence,
-    began: SystemTime,
-) -> Result<Option<Payment<'a>>, sqlx::Error> {
+async fn load<'a, P>(
+    operation: &'a MakePayment<P>,
+    acquired: Acquired<'a>,
+    retention: Duration,
+) -> Result<Option<Drive<'a, P>>, sqlx::Error> {
+    let Acquired { pool, scope, fence, .. } = acquired;
     let row = database::call(pool, async |connection| {
         sqlx::query!(
             r#"-- payments_held
@@ -209,18 +205,10 @@ async fn load<'a>(
         .fetch_optional(connection)
         .await
     });
-    Ok(row.await?.map(|row| Payment {
-        key: Held {
-            pool,
-            scope,
-            fence,
-            began,
-            resource_id: row.resource_id,
-            attempts: u32::try_from(row.attempts).unwrap_or(u32::MAX),
-            since_first_sent: Duration::from_millis(
-                u64::try_from(row.since_first_sent_ms).unwrap_or_default(),
-            ),
-        },
+    Ok(row.await?.map(|row| Drive {
+        operation,
+        retention,
+        key: acquired.held(row.resource_id, row.attempts, row.since_first_sent_ms),
         recovery_point: row.recovery_point,
         charge: StoredCharge {
             key: row.provider_key,

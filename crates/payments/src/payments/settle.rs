@@ -10,12 +10,12 @@ use semel_core::idempotency::{Scope, StoredResponse};
 use semel_core::outbox::NewEvent;
 use serde_json::{Map, json};
 use sqlx::types::Json;
-use sqlx::{PgExecutor, PgPool};
+use sqlx::{PgConnection, PgExecutor, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{AGGREGATE_TYPE, PAYMENT_CANCELED, PAYMENT_CREATED, PAYMENT_DECLINED, Payment};
-use crate::held::Tries;
+use crate::evidence::{self, Heard, Witness};
 use crate::metrics::CONTRADICTIONS;
 use crate::problem::{self, ProblemBase};
 
@@ -38,32 +38,6 @@ pub enum Verdict {
     Fenced,
 }
 
-/// Who said it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Witness {
-    /// The provider, answering a charge.
-    Charge,
-    /// The provider, answering a look-up.
-    Get,
-    /// The provider, answering a cancel.
-    Cancel,
-    /// A person.
-    Operator,
-    /// The evidence table: an earlier answer, already written down.
-    Evidence,
-}
-
-impl Witness {
-    const fn column(self) -> &'static str {
-        match self {
-            Self::Charge => "charge",
-            Self::Get | Self::Evidence => "get",
-            Self::Cancel => "cancel",
-            Self::Operator => "operator",
-        }
-    }
-}
-
 /// What is settled.
 #[derive(Clone, Debug)]
 pub struct Settled<'a> {
@@ -84,7 +58,7 @@ pub struct Settled<'a> {
 }
 
 impl Verdict {
-    const fn outcome(&self) -> &'static str {
+    pub(crate) const fn outcome(&self) -> &'static str {
         match self {
             Self::Succeeded { .. } => "succeeded",
             Self::Declined { .. } => "declined",
@@ -108,7 +82,7 @@ impl Verdict {
         }
     }
 
-    fn reference(&self) -> Option<&str> {
+    pub(crate) fn reference(&self) -> Option<&str> {
         match self {
             Self::Succeeded { reference } => Some(reference),
             Self::Declined { reference, .. } => reference.as_deref(),
@@ -116,7 +90,7 @@ impl Verdict {
         }
     }
 
-    fn decline_code(&self) -> Option<&str> {
+    pub(crate) fn decline_code(&self) -> Option<&str> {
         match self {
             Self::Declined { code, .. } => Some(code),
             Self::Succeeded { .. } | Self::Fenced => None,
@@ -171,7 +145,7 @@ impl Verdict {
         }
     }
 
-    pub(super) fn event(&self, namespace: &Namespace, settled: &Settled<'_>) -> NewEvent {
+    fn event(&self, namespace: &Namespace, settled: &Settled<'_>) -> NewEvent {
         let mut payload = Map::new();
         payload.insert("payment_id".to_owned(), json!(settled.payment_id));
         payload.insert("client_id".to_owned(), json!(settled.scope.client.as_str()));
@@ -199,8 +173,9 @@ fn location(payment_id: Uuid) -> String {
 
 /// Writes a verdict down and settles the payment by it.
 ///
-/// The evidence is written whatever the fence; everything else only while it is good and the payment in processing.
-/// Returns the stored response and until when it is replayed, or none when the fence is stale.
+/// The evidence is written whatever the fence; everything else only while it is good, the payment in processing, and no
+/// success on record that the verdict denies. Returns the stored response and until when it is replayed, or none when one of
+/// these is not so: somebody else has settled it, or holds it, or the next owner settles it by the success.
 ///
 /// # Errors
 ///
@@ -214,100 +189,119 @@ pub async fn settle(
     witness: Witness,
     retention: Duration,
 ) -> Result<Option<(StoredResponse, OffsetDateTime)>, sqlx::Error> {
-    let response = verdict.response(settled, problems);
-    let event = verdict.event(namespace, settled);
-    let mut tries = Tries::default();
-    let written = loop {
-        let written = database::call(pool, async |connection| {
-            write(connection, settled, verdict, witness, &response, &event, retention).await
-        });
-        match written.await {
-            Err(error) if tries.is_worth_another(&error) => {}
-            written => break written?,
-        }
-    };
-    if let Some(expires_at) = written {
-        return Ok(Some((response, expires_at)));
+    let settlement = Settlement::of(settled, verdict, witness, namespace, problems, retention);
+    if let Some(expires_at) = evidence::settle(pool, &settlement).await? {
+        return Ok(Some((settlement.response, expires_at)));
     }
-    if matches!(verdict, Verdict::Succeeded { .. }) {
-        tell_contradiction(pool, settled).await?;
-    }
+    tell_contradiction(pool, settled.payment_id, verdict).await?;
     Ok(None)
 }
 
-pub(super) async fn write<'e>(
-    executor: impl PgExecutor<'e>,
-    settled: &Settled<'_>,
-    verdict: &Verdict,
+/// The statement that settles.
+pub(super) struct Settlement<'a> {
+    settled: &'a Settled<'a>,
+    verdict: &'a Verdict,
     witness: Witness,
-    response: &StoredResponse,
-    event: &NewEvent,
+    response: StoredResponse,
+    event: NewEvent,
     retention: Duration,
-) -> Result<Option<OffsetDateTime>, sqlx::Error> {
-    sqlx::query_scalar!(
-        r#"-- payments_settle
-        WITH evidence AS (
-            -- Whatever the fence: no definitive answer is ever thrown away.
-            INSERT INTO provider_answers (
-                payment_id, provider_key, call, outcome, provider_reference, decline_code, fence
+}
+
+impl<'a> Settlement<'a> {
+    pub(super) fn of(
+        settled: &'a Settled<'a>,
+        verdict: &'a Verdict,
+        witness: Witness,
+        namespace: &Namespace,
+        problems: &ProblemBase,
+        retention: Duration,
+    ) -> Self {
+        let (response, event) = (verdict.response(settled, problems), verdict.event(namespace, settled));
+        Self { settled, verdict, witness, response, event, retention }
+    }
+}
+
+impl evidence::Settlement for Settlement<'_> {
+    fn heard(&self) -> Heard<'_> {
+        Heard {
+            witness: self.witness,
+            payment_id: self.settled.payment_id,
+            refund_id: None,
+            provider_key: self.settled.provider_key,
+            outcome: self.verdict.outcome(),
+            provider_reference: self.verdict.reference(),
+            code: self.verdict.decline_code(),
+            fence: self.settled.fence,
+        }
+    }
+
+    async fn write(&self, connection: &mut PgConnection) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+        let Self { settled, verdict, witness, response, event, retention } = self;
+        sqlx::query_scalar!(
+            r#"-- payments_settle
+            WITH evidence AS (
+                -- Whatever the fence: no definitive answer is ever thrown away.
+                INSERT INTO provider_answers (
+                    payment_id, provider_key, call, outcome, provider_reference, decline_code, fence
+                )
+                SELECT $5, $6, $7, $8, $9, $10, $4 WHERE $20
+            ), key AS (
+                -- Gates everything below: a stale fence, or a payment that is settled, selects nothing.
+                UPDATE idempotency_keys
+                SET status = 'completed', recovery_point = 'completed', lease_until = NULL, next_check_at = NULL,
+                    needs_person_at = NULL, needs_person_reason = NULL,
+                    command = command - 'source', provider_request = NULL, provider_reference = $9,
+                    response_code = $11, response_headers = $12, response_body = $13,
+                    completed_at = clock_timestamp(), expires_at = clock_timestamp() + $14
+                WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
+                  AND resource_id = $5
+                  AND EXISTS (SELECT FROM payments WHERE payment_id = $5 AND status = 'processing')
+                  -- Somebody else may have heard of a success meanwhile: the next owner finds it, and settles by it.
+                  AND ($8 = 'succeeded' OR NOT EXISTS (
+                      SELECT FROM provider_answers WHERE payment_id = $5 AND refund_id IS NULL AND outcome = 'succeeded'
+                  ))
+                RETURNING expires_at, trace_context
+            ), payment AS (
+                UPDATE payments
+                SET status = $15, version = version + 1, provider_reference = $9, decline_code = $10,
+                    settled_at = clock_timestamp()
+                FROM key
+                WHERE payment_id = $5 AND status = 'processing'
+                RETURNING payment_id, version, key.trace_context
+            ), told AS (
+                INSERT INTO outbox (
+                    event_id, aggregate_type, aggregate_id, aggregate_version, event_type, payload, headers
+                )
+                SELECT $16, $17, payment_id::TEXT, version, $18, $19,
+                       CASE WHEN trace_context IS NULL THEN '{}'
+                            ELSE jsonb_build_object('traceparent', trace_context) END
+                FROM payment
             )
-            SELECT $5, $6, $7, $8, $9, $10, $4 WHERE $20
-        ), key AS (
-            -- Gates everything below: a stale fence, or a payment that is settled, selects nothing.
-            UPDATE idempotency_keys
-            SET status = 'completed', recovery_point = 'completed', lease_until = NULL, next_check_at = NULL,
-                needs_person_at = NULL, needs_person_reason = NULL,
-                command = command - 'source', provider_request = NULL, provider_reference = $9,
-                response_code = $11, response_headers = $12, response_body = $13,
-                completed_at = clock_timestamp(), expires_at = clock_timestamp() + $14
-            WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
-              AND resource_id = $5
-              AND EXISTS (SELECT FROM payments WHERE payment_id = $5 AND status = 'processing')
-              -- Somebody else may have heard of a success meanwhile: the next owner finds it, and settles by it.
-              AND ($8 = 'succeeded' OR NOT EXISTS (
-                  SELECT FROM provider_answers WHERE payment_id = $5 AND refund_id IS NULL AND outcome = 'succeeded'
-              ))
-            RETURNING expires_at, trace_context
-        ), payment AS (
-            UPDATE payments
-            SET status = $15, version = version + 1, provider_reference = $9, decline_code = $10,
-                settled_at = clock_timestamp()
-            FROM key
-            WHERE payment_id = $5 AND status = 'processing'
-            RETURNING payment_id, version, key.trace_context
-        ), told AS (
-            INSERT INTO outbox (
-                event_id, aggregate_type, aggregate_id, aggregate_version, event_type, payload, headers
-            )
-            SELECT $16, $17, payment_id::TEXT, version, $18, $19,
-                   CASE WHEN trace_context IS NULL THEN '{}'
-                        ELSE jsonb_build_object('traceparent', trace_context) END
-            FROM payment
+            SELECT expires_at AS "expires_at!" FROM key"#,
+            settled.scope.client.as_str(),
+            settled.scope.operation,
+            settled.scope.key.as_str(),
+            settled.fence.0,
+            settled.payment_id,
+            settled.provider_key,
+            witness.call().unwrap_or_default(),
+            verdict.outcome(),
+            verdict.reference(),
+            verdict.decline_code(),
+            store::code(response),
+            Json(&response.headers) as _,
+            response.body,
+            store::interval(*retention),
+            verdict.status(),
+            event.event_id,
+            event.aggregate_type,
+            event.event_type,
+            event.stored_payload(),
+            witness.call().is_some()
         )
-        SELECT expires_at AS "expires_at!" FROM key"#,
-        settled.scope.client.as_str(),
-        settled.scope.operation,
-        settled.scope.key.as_str(),
-        settled.fence.0,
-        settled.payment_id,
-        settled.provider_key,
-        witness.column(),
-        verdict.outcome(),
-        verdict.reference(),
-        verdict.decline_code(),
-        store::code(response),
-        Json(&response.headers) as _,
-        response.body,
-        store::interval(retention),
-        verdict.status(),
-        event.event_id,
-        event.aggregate_type,
-        event.event_type,
-        event.stored_payload(),
-        witness != Witness::Evidence
-    )
-    .fetch_optional(executor)
-    .await
+        .fetch_optional(connection)
+        .await
+    }
 }
 
 /// Returns where a payment stands; none when there is no such payment.
@@ -325,13 +319,19 @@ pub(crate) async fn status<'e>(
 }
 
 /// A charge of a payment that was rolled back: what the fence rules out has happened.
-async fn tell_contradiction(pool: &PgPool, settled: &Settled<'_>) -> Result<(), sqlx::Error> {
-    let status =
-        database::call(pool, async |connection| status(connection, settled.payment_id).await).await?;
+pub(crate) async fn tell_contradiction(
+    pool: &PgPool,
+    payment_id: Uuid,
+    verdict: &Verdict,
+) -> Result<(), sqlx::Error> {
+    if !matches!(verdict, Verdict::Succeeded { .. }) {
+        return Ok(());
+    }
+    let status = database::call(pool, async |connection| status(connection, payment_id).await).await?;
     if status.is_some_and(|status| status == "canceled" || status == "declined") {
         counter!(CONTRADICTIONS).increment(1);
         tracing::error!(
-            payment = %settled.payment_id,
+            payment = %payment_id,
             "the provider has charged a payment that was settled without a charge: refund it at the provider"
         );
     }
@@ -339,23 +339,12 @@ async fn tell_contradiction(pool: &PgPool, settled: &Settled<'_>) -> Result<(), 
 }
 
 /// Looks for a definitive answer that somebody has written down before.
-///
-/// # Errors
-///
-/// When the database fails.
-pub(crate) async fn evidence<'e>(
-    executor: impl PgExecutor<'e>,
+pub(crate) async fn on_record(
+    executor: impl PgExecutor<'_>,
     payment_id: Uuid,
 ) -> Result<Option<Verdict>, sqlx::Error> {
-    let rows = sqlx::query!(
-        "-- provider_answers_find
-        SELECT outcome, provider_reference, decline_code FROM provider_answers
-        WHERE payment_id = $1 AND refund_id IS NULL ORDER BY outcome = 'succeeded' DESC, answered_at LIMIT 1",
-        payment_id
-    )
-    .fetch_optional(executor)
-    .await?;
-    Ok(rows.and_then(|row| match (row.outcome.as_str(), row.provider_reference, row.decline_code) {
+    let said = evidence::of_payment(executor, payment_id).await?;
+    Ok(said.and_then(|said| match (said.outcome.as_str(), said.provider_reference, said.decline_code) {
         ("succeeded", Some(reference), _) => Some(Verdict::Succeeded { reference }),
         ("declined", reference, Some(code)) => Some(Verdict::Declined { reference, code }),
         ("fenced", _, _) => Some(Verdict::Fenced),

@@ -7,21 +7,22 @@ use prost::Message as _;
 use semel_proto::provider::v1::payment_provider_client::PaymentProviderClient;
 use semel_proto::provider::v1::{
     CancelChargeRequest, Charge, ChargeOrder, ChargeRequest, GetChargeRequest, GetRefundRequest,
-    ListChargesRequest, ListChargesResponse, Reason, Refund, RefundRequest, charge, refund,
+    ListChargesRequest, ListChargesResponse, ListRefundsRequest, ListRefundsResponse, Reason, Refund,
+    RefundRequest, charge, refund,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
 use super::breaker::Breaker;
 use super::{
-    Answer, DEADLINE, Dedup, Fencing, Listed, ListedCharge, LookUp, Promises, Provider, StoredCharge,
-    StoredRefund,
+    Answer, DEADLINE, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider, StoredCharge,
+    StoredRefund, clean, declined, succeeded,
 };
 use crate::metrics::{PROVIDER_CALLS, PROVIDER_SECONDS};
 
 /// A message of the provider is small.
 const MESSAGE_LIMIT: usize = 64 * 1024;
-/// How many charges a page of a list has: all of them at their longest fit into a message.
+/// How many entries a page of a list has: all of them at their longest fit into a message.
 const PAGE: i32 = 50;
 /// Most bytes kept of the provider's own words.
 const WORDS: usize = 200;
@@ -106,6 +107,35 @@ impl GrpcProvider {
         };
         counter!(PROVIDER_CALLS, "call" => call, "outcome" => answer.label()).increment(1);
         answer
+    }
+
+    /// Asks for a page of a list.
+    async fn ask_for_page<T, F>(
+        &self,
+        call: &'static str,
+        read: impl FnOnce(T) -> Listed + Send,
+        made: F,
+    ) -> Listed
+    where
+        T: Send,
+        F: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        let (listed, outcome) = match self.call(call, made).await {
+            Called::Spared => return Listed::Failed { reason: SPARED.to_owned() },
+            Called::Answered(page) => (read(page), "succeeded"),
+            Called::Refused(status) if status.code() == Code::Unimplemented => {
+                (Listed::Unsupported, "not_executed")
+            }
+            Called::Refused(status) => {
+                let reason = format!("{:?}: {}", status.code(), clean(status.message(), WORDS));
+                (Listed::Failed { reason }, "unknown")
+            }
+            Called::Silent => {
+                (Listed::Failed { reason: format!("no answer within {:?}", self.deadline) }, "unknown")
+            }
+        };
+        counter!(PROVIDER_CALLS, "call" => call, "outcome" => outcome).increment(1);
+        listed
     }
 
     /// Makes one call: breaker, deadline, duration.
@@ -219,47 +249,55 @@ impl Provider for GrpcProvider {
         self.ask("get_refund", read, async move { client.get_refund(Request::new(request)).await }).await
     }
 
-    async fn list(&self, since: SystemTime, page: Option<&str>) -> Listed {
-        let request = ListChargesRequest {
-            page_size: PAGE,
-            page_token: page.unwrap_or_default().to_owned(),
-            created_since: Some(since.into()),
-        };
+    async fn list(&self, list: List, since: SystemTime, page: Option<&str>) -> Listed {
+        let token = page.unwrap_or_default().to_owned();
         let mut client = self.client.clone();
-        let called = self.call("list", async move { client.list_charges(Request::new(request)).await }).await;
-        let (listed, outcome) = match called {
-            Called::Spared => return Listed::Failed { reason: SPARED.to_owned() },
-            Called::Answered(page) => (read_page(page), "succeeded"),
-            Called::Refused(status) if status.code() == Code::Unimplemented => {
-                (Listed::Unsupported, "not_executed")
+        match list {
+            List::Charges => {
+                let request = ListChargesRequest {
+                    page_size: PAGE,
+                    page_token: token,
+                    created_since: Some(since.into()),
+                };
+                let made = async move { client.list_charges(Request::new(request)).await };
+                self.ask_for_page("list", read_page, made).await
             }
-            Called::Refused(status) => {
-                let reason = format!("{:?}: {}", status.code(), clean(status.message(), WORDS));
-                (Listed::Failed { reason }, "unknown")
+            List::Refunds => {
+                let request = ListRefundsRequest {
+                    page_size: PAGE,
+                    page_token: token,
+                    created_since: Some(since.into()),
+                };
+                let made = async move { client.list_refunds(Request::new(request)).await };
+                self.ask_for_page("list_refunds", read_refunds, made).await
             }
-            Called::Silent => {
-                (Listed::Failed { reason: format!("no answer within {:?}", self.deadline) }, "unknown")
-            }
-        };
-        counter!(PROVIDER_CALLS, "call" => "list", "outcome" => outcome).increment(1);
-        listed
+        }
     }
 }
 
 /// Keeps what succeeded.
 fn read_page(page: ListChargesResponse) -> Listed {
     let succeeded = page.charges.into_iter().filter(|charge| charge.status() == charge::Status::Succeeded);
-    let charges = succeeded.map(|charge| ListedCharge {
-        key: clean(&charge.key, 255),
-        reference: clean(&charge.reference, 255),
-        amount: charge.amount,
-        currency: clean(&charge.currency, 3),
-        refunded: charge.refunded,
-    });
-    Listed::Page {
-        charges: charges.collect(),
-        next: Some(page.next_page_token).filter(|token| !token.is_empty()),
-    }
+    let moves =
+        succeeded.map(|charge| moved(&charge.key, &charge.reference, charge.amount, &charge.currency));
+    Listed::Page { moves: moves.collect(), next: next(page.next_page_token) }
+}
+
+/// Keeps what succeeded, likewise.
+fn read_refunds(page: ListRefundsResponse) -> Listed {
+    let succeeded = page.refunds.into_iter().filter(|refund| refund.status() == refund::Status::Succeeded);
+    let moves =
+        succeeded.map(|refund| moved(&refund.key, &refund.reference, refund.amount, &refund.currency));
+    Listed::Page { moves: moves.collect(), next: next(page.next_page_token) }
+}
+
+fn moved(key: &str, reference: &str, amount: i64, currency: &str) -> ListedMove {
+    let (key, reference) = (clean(key, 255), clean(reference, 255));
+    ListedMove { key, reference, amount, currency: clean(currency, 3) }
+}
+
+fn next(token: String) -> Option<String> {
+    Some(token).filter(|token| !token.is_empty())
 }
 
 fn unknown(reason: &str) -> Answer {
@@ -303,20 +341,6 @@ fn classify_refund(answer: &Refund, sent: &StoredRefund, charge_key: &str) -> An
         refund::Status::Processing => Answer::InProgress,
         refund::Status::Unspecified => unknown("the provider answered without a status"),
     }
-}
-
-fn succeeded(reference: &str) -> Answer {
-    match clean(reference, 255) {
-        reference if reference.is_empty() => unknown("the provider gave it no name"),
-        reference => Answer::Succeeded { reference },
-    }
-}
-
-fn declined(reference: &str, code: &str) -> Answer {
-    let code = clean(code, 63);
-    let code = if code.is_empty() { "declined".to_owned() } else { code };
-    let reference = Some(clean(reference, 255)).filter(|reference| !reference.is_empty());
-    Answer::Declined { reference, code }
 }
 
 /// Reads a refusal. What is not certain to have executed nothing is unknown.
@@ -363,18 +387,6 @@ fn is_away(status: &Status) -> bool {
         status.code(),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted
     )
-}
-
-/// Cuts a string of the provider to what fits, without control characters.
-fn clean(text: &str, bytes: usize) -> String {
-    let mut clean = String::new();
-    for c in text.chars().filter(|c| !c.is_control()) {
-        if clean.len() + c.len_utf8() > bytes {
-            break;
-        }
-        clean.push(c);
-    }
-    clean
 }
 
 #[cfg(test)]
@@ -476,8 +488,27 @@ mod tests {
             charges: vec![charge("1", charge::Status::Declined), charge("2", charge::Status::Succeeded)],
             next_page_token: String::new(),
         };
-        let Listed::Page { charges, next: None } = read_page(page) else { panic!("no last page") };
-        assert_eq!(charges.iter().map(|charge| charge.key.as_str()).collect::<Vec<_>>(), ["2"]);
+        let Listed::Page { moves, next: None } = read_page(page) else { panic!("no last page") };
+        assert_eq!(moves.iter().map(|charge| charge.key.as_str()).collect::<Vec<_>>(), ["2"]);
+
+        let refund = |key: &str, status: refund::Status| Refund {
+            key: key.to_owned(),
+            status: status.into(),
+            ..Refund::default()
+        };
+        let page = ListRefundsResponse {
+            refunds: vec![
+                refund("1", refund::Status::Failed),
+                refund("2", refund::Status::Succeeded),
+                refund("3", refund::Status::Processing),
+            ],
+            next_page_token: "3".to_owned(),
+        };
+        let Listed::Page { moves, next: Some(next) } = read_refunds(page) else {
+            panic!("no page before the last")
+        };
+        assert_eq!(moves.iter().map(|refund| refund.key.as_str()).collect::<Vec<_>>(), ["2"]);
+        assert_eq!(next, "3");
     }
 
     #[test]

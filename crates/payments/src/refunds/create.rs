@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use semel_core::database::{self, Failure};
 use semel_core::derive;
-use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded};
+use semel_core::idempotency::engine::{Begun, Hindrance, LEASE, Operation, Proceeded, Terms};
 use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
 use semel_core::idempotency::{Scope, StoredResponse};
 use semel_core::look_up_key;
@@ -62,6 +63,51 @@ impl<P: Provider> Operation for MakeRefund<P> {
         connection: &mut PgConnection,
         key: &NewKey<'_>,
         command: &CreateRefund,
+        terms: &Terms<'_>,
+    ) -> Result<Option<Begun>, sqlx::Error> {
+        let looked = self.look_up(&mut *connection, key.scope).await?;
+        if looked.is_something() {
+            return Ok(Begun::known(looked));
+        }
+        if let Some(most) = terms.most_in_progress()
+            && store::count_in_progress(&mut *connection, &key.scope.client, most).await? >= most
+        {
+            return Ok(Some(Begun::Limited));
+        }
+        let begun = self.claim_or_refuse(&mut *connection, key, command, terms.retention).await;
+        match begun {
+            // At the key, whose duplicate is at work; or at the payment, and then the key is free.
+            Err(error)
+                if database::failure(&error) == Failure::LockTimeout
+                    && payments::is_locked(connection, command.payment_id).await? =>
+            {
+                Ok(Some(Begun::Hindered(Hindrance::Busy)))
+            }
+            begun => begun,
+        }
+    }
+
+    async fn proceed(
+        &self,
+        pool: &PgPool,
+        scope: &Scope,
+        fence: Fence,
+        retention: Duration,
+    ) -> Result<Proceeded, sqlx::Error> {
+        recovery::proceed(&self.payments, pool, scope, fence, retention).await
+    }
+
+    fn lifetime_constraints(&self) -> &'static [&'static str] {
+        &["refunds_pkey", "refunds_idempotency_key_once", "refunds_provider_key_once"]
+    }
+}
+
+impl<P: Provider> MakeRefund<P> {
+    async fn claim_or_refuse(
+        &self,
+        connection: &mut PgConnection,
+        key: &NewKey<'_>,
+        command: &CreateRefund,
         retention: Duration,
     ) -> Result<Option<Begun>, sqlx::Error> {
         let payment = payments::refundable(&mut *connection, &key.scope.client, command.payment_id).await?;
@@ -84,22 +130,6 @@ impl<P: Provider> Operation for MakeRefund<P> {
         refuse(connection, &self.payments.problems, key, command, &payment, retention).await
     }
 
-    async fn proceed(
-        &self,
-        pool: &PgPool,
-        scope: &Scope,
-        fence: Fence,
-        retention: Duration,
-    ) -> Result<Proceeded, sqlx::Error> {
-        recovery::proceed(&self.payments, pool, scope, fence, retention).await
-    }
-
-    fn lifetime_constraints(&self) -> &'static [&'static str] {
-        &["refunds_pkey", "refunds_idempotency_key_once", "refunds_provider_key_once"]
-    }
-}
-
-impl<P: Provider> MakeRefund<P> {
     async fn claim(
         &self,
         connection: &mut PgConnection,

@@ -6,7 +6,8 @@ use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::settle::{self, Settled, Verdict, Witness};
+use super::settle::{Settled, Settlement, Verdict};
+use crate::evidence::{Settlement as _, Witness};
 use crate::operator::{Desk, Dossier, Evidence, Taken};
 
 /// A refund as a person sees it.
@@ -110,10 +111,7 @@ pub(crate) async fn write(
         currency: &refund.currency,
         provider_key: &refund.provider_key,
     };
-    let response = verdict.response(&settled, &desk.problems);
-    let event = verdict.event(&desk.namespace, &settled);
-    let retention = desk.retention;
-    let written =
-        settle::write(&mut *tx, &settled, verdict, Witness::Operator, &response, &event, retention).await?;
-    Ok(written.is_some())
+    let (namespace, problems, retention) = (&desk.namespace, &desk.problems, desk.retention);
+    let settlement = Settlement::of(&settled, verdict, Witness::Operator, namespace, problems, retention);
+    Ok(settlement.write(tx).await?.is_some())
 }

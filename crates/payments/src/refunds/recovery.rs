@@ -7,19 +7,20 @@
 //! 4. Past that, a person. Not found is no proof that nothing was given back, and there is no fence to make it true; so the
 //!    amount stays taken.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use semel_core::idempotency::Scope;
 use semel_core::idempotency::engine::{LEASE, Proceeded};
 use semel_core::idempotency::store::Fence;
 use semel_core::{database, failpoint};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
-use super::settle::{self, Settled, Verdict, Witness};
+use super::settle::{self, Settled, Verdict};
+use crate::evidence::Witness;
 #[cfg(feature = "failpoints")]
 use crate::failpoints;
-use crate::held::Held;
+use crate::held::{Acquired, Execution, Held};
 use crate::metrics::Recovery;
 use crate::payments::create::MakePayment;
 use crate::payments::recovery_point::SENT;
@@ -33,7 +34,9 @@ const _: () = assert!(AFTER_LOOK_UP.as_secs() < LEASE.as_secs() && DEADLINE.as_s
 
 /// A refund whose key is held.
 #[derive(Debug)]
-struct Refund<'a> {
+struct Drive<'a, P> {
+    operation: &'a MakePayment<P>,
+    retention: Duration,
     key: Held<'a>,
     recovery_point: String,
     payment_id: Uuid,
@@ -48,29 +51,48 @@ pub(crate) async fn proceed<P: Provider>(
     fence: Fence,
     retention: Duration,
 ) -> Result<Proceeded, sqlx::Error> {
-    let began = SystemTime::now();
-    let Some(refund) = load(pool, scope, fence, began).await? else { return Ok(Proceeded::Lost) };
-    Drive { operation, retention, key: &refund.key, refund: &refund }.run().await
+    let acquired = Acquired::now(pool, scope, fence);
+    let Some(refund) = load(operation, acquired, retention).await? else { return Ok(Proceeded::Lost) };
+    refund.drive().await
 }
 
-struct Drive<'a, P> {
-    operation: &'a MakePayment<P>,
-    retention: Duration,
-    key: &'a Held<'a>,
-    refund: &'a Refund<'a>,
-}
+impl<P: Provider> Execution for Drive<'_, P> {
+    type Verdict = Verdict;
 
-impl<P: Provider> Drive<'_, P> {
-    async fn run(&self) -> Result<Proceeded, sqlx::Error> {
-        let key = self.key;
-        if key.attempts > 1
-            && let Some(verdict) =
-                database::call(key.pool, async |c| settle::evidence(c, key.resource_id).await).await?
-        {
-            return self.settle(&verdict, Witness::Evidence).await;
-        }
-        if self.refund.recovery_point != SENT {
-            let point = &self.refund.recovery_point;
+    fn key(&self) -> &Held<'_> {
+        &self.key
+    }
+
+    async fn on_record(&self, connection: &mut PgConnection) -> Result<Option<Verdict>, sqlx::Error> {
+        settle::on_record(connection, self.key.resource_id).await
+    }
+
+    fn verdict(answer: &Answer) -> Option<Verdict> {
+        definitive(answer)
+    }
+
+    async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
+        let (key, stored) = (&self.key, &self.stored);
+        let settled = Settled {
+            scope: key.scope,
+            fence: key.fence,
+            refund_id: key.resource_id,
+            payment_id: self.payment_id,
+            amount: stored.amount,
+            currency: &stored.currency,
+            provider_key: &stored.key,
+        };
+        let MakePayment { namespace, problems, .. } = self.operation;
+        let written =
+            settle::settle(key.pool, namespace, problems, &settled, verdict, witness, self.retention).await?;
+        failpoint!(failpoints::REFUND_AFTER_SETTLE);
+        Ok(key.settled(written, Recovery::Completed))
+    }
+
+    async fn go_on(&self) -> Result<Proceeded, sqlx::Error> {
+        let key = &self.key;
+        if self.recovery_point != SENT {
+            let point = &self.recovery_point;
             return key.leave(&format!("the recovery point {point:?} is not known to this version")).await;
         }
         let promises = self.operation.provider.promises();
@@ -86,76 +108,46 @@ impl<P: Provider> Drive<'_, P> {
             }
         }
     }
+}
 
+impl<P: Provider> Drive<'_, P> {
     /// Sends the stored request, which the provider may begin until `within` of our own beginning.
     async fn send(&self, within: Duration) -> Result<Proceeded, sqlx::Error> {
         self.key.count_send();
         failpoint!(failpoints::REFUND_BEFORE_SEND);
         let not_after = self.key.began + within;
-        let answer = self.operation.provider.refund(&self.refund.stored, not_after).await;
+        let provider = &self.operation.provider;
+        let answer = provider.refund(&self.stored, not_after).await;
         failpoint!(failpoints::REFUND_AFTER_ANSWER);
-        match answer {
-            Answer::Mismatch { reason } => self.key.leave(&reason).await,
-            answer => match definitive(&answer) {
-                Some(verdict) => self.settle(&verdict, Witness::Refund).await,
-                None => self.wait(&answer).await,
-            },
+        match (Self::verdict(&answer), answer) {
+            (Some(verdict), _) => self.settle(&verdict, Witness::Refund).await,
+            (None, Answer::Mismatch { reason }) => self.key.leave(&reason).await,
+            (None, answer) => self.key.wait_while_hopeful(&answer, provider.is_open()).await,
         }
     }
 
     async fn ask(&self, may_send: bool) -> Result<Proceeded, sqlx::Error> {
-        let answer = self.operation.provider.get_refund(&self.refund.stored).await;
-        match answer {
-            Answer::Mismatch { reason } => self.key.leave(&reason).await,
+        let provider = &self.operation.provider;
+        let answer = provider.get_refund(&self.stored).await;
+        match (Self::verdict(&answer), answer) {
+            (Some(verdict), _) => self.settle(&verdict, Witness::GetRefund).await,
+            (None, Answer::Mismatch { reason }) => self.key.leave(&reason).await,
             // Under way, or away: that ends by itself.
-            Answer::InProgress | Answer::NotExecuted { .. } => self.key.wait(&answer).await,
-            answer => match definitive(&answer) {
-                Some(verdict) => self.settle(&verdict, Witness::Get).await,
-                // The look-up may have taken all of its time. The margin of the horizon is longer than that.
-                None if may_send => self.send(AFTER_LOOK_UP).await,
-                None if answer == Answer::NotFound => {
-                    self.key
-                        .leave("the provider does not know of the refund, which must not be sent again")
-                        .await
-                }
-                None => self.wait(&answer).await,
-            },
+            (None, answer @ (Answer::InProgress | Answer::NotExecuted { .. })) => {
+                self.key.wait(&answer).await
+            }
+            // The look-up may have taken all of its time. The margin of the horizon is longer than that.
+            (None, _) if may_send => self.send(AFTER_LOOK_UP).await,
+            (None, Answer::NotFound) => {
+                self.key.leave("the provider does not know of the refund, which must not be sent again").await
+            }
+            (None, answer) => self.key.wait_while_hopeful(&answer, provider.is_open()).await,
         }
-    }
-
-    async fn wait(&self, answer: &Answer) -> Result<Proceeded, sqlx::Error> {
-        let is_under_way = matches!(answer, Answer::InProgress | Answer::NotExecuted { .. });
-        // One that is spared has stopped answering, for all refunds.
-        if !is_under_way && self.key.is_hopeless() && self.operation.provider.is_open() {
-            let reason = format!("the provider was asked for a day, and has told nothing: {answer:?}");
-            return self.key.leave(&reason).await;
-        }
-        self.key.wait(answer).await
-    }
-
-    async fn settle(&self, verdict: &Verdict, witness: Witness) -> Result<Proceeded, sqlx::Error> {
-        let (key, stored) = (self.key, &self.refund.stored);
-        let settled = Settled {
-            scope: key.scope,
-            fence: key.fence,
-            refund_id: key.resource_id,
-            payment_id: self.refund.payment_id,
-            amount: stored.amount,
-            currency: &stored.currency,
-            provider_key: &stored.key,
-        };
-        let MakePayment { namespace, problems, .. } = self.operation;
-        let written =
-            settle::settle(key.pool, namespace, problems, &settled, verdict, witness, self.retention).await?;
-        failpoint!(failpoints::REFUND_AFTER_SETTLE);
-        let Some((response, expires_at)) = written else { return Ok(Proceeded::Lost) };
-        key.count(Recovery::Completed);
-        Ok(Proceeded::Completed { response, expires_at })
     }
 }
 
 /// Returns what a definitive answer says.
-fn definitive(answer: &Answer) -> Option<Verdict> {
+pub(crate) fn definitive(answer: &Answer) -> Option<Verdict> {
     match answer {
         Answer::Succeeded { reference } => Some(Verdict::Succeeded { reference: reference.clone() }),
         Answer::Declined { reference, code } => {
@@ -172,12 +164,12 @@ fn definitive(answer: &Answer) -> Option<Verdict> {
 }
 
 /// Loads what the fence's owner drives on; none when the fence is stale.
-async fn load<'a>(
-    pool: &'a PgPool,
-    scope: &'a Scope,
-    fence: Fence,
-    began: SystemTime,
-) -> Result<Option<Refund<'a>>, sqlx::Error> {
+async fn load<'a, P>(
+    operation: &'a MakePayment<P>,
+    acquired: Acquired<'a>,
+    retention: Duration,
+) -> Result<Option<Drive<'a, P>>, sqlx::Error> {
+    let Acquired { pool, scope, fence, .. } = acquired;
     let row = database::call(pool, async |connection| {
         sqlx::query!(
             r#"-- refunds_held
@@ -195,18 +187,10 @@ async fn load<'a>(
         .fetch_optional(connection)
         .await
     });
-    Ok(row.await?.map(|row| Refund {
-        key: Held {
-            pool,
-            scope,
-            fence,
-            began,
-            resource_id: row.resource_id,
-            attempts: u32::try_from(row.attempts).unwrap_or(u32::MAX),
-            since_first_sent: Duration::from_millis(
-                u64::try_from(row.since_first_sent_ms).unwrap_or_default(),
-            ),
-        },
+    Ok(row.await?.map(|row| Drive {
+        operation,
+        retention,
+        key: acquired.held(row.resource_id, row.attempts, row.since_first_sent_ms),
         recovery_point: row.recovery_point,
         payment_id: row.payment_id,
         stored: StoredRefund {

@@ -10,12 +10,12 @@ use semel_core::idempotency::{Scope, StoredResponse};
 use semel_core::outbox::NewEvent;
 use serde_json::{Map, json};
 use sqlx::types::Json;
-use sqlx::{PgExecutor, PgPool};
+use sqlx::{PgConnection, PgExecutor, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{PAYMENT_REFUND_FAILED, PAYMENT_REFUNDED, Refund, location};
-use crate::held::Tries;
+use crate::evidence::{self, Heard, Witness};
 use crate::metrics::CONTRADICTIONS;
 use crate::payments::AGGREGATE_TYPE;
 use crate::problem::{self, ProblemBase};
@@ -35,29 +35,6 @@ pub enum Verdict {
         /// Why.
         code: String,
     },
-}
-
-/// Who said it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Witness {
-    /// The provider, answering a refund.
-    Refund,
-    /// The provider, answering a look-up.
-    Get,
-    /// A person.
-    Operator,
-    /// The evidence table: an earlier answer, already written down.
-    Evidence,
-}
-
-impl Witness {
-    const fn column(self) -> &'static str {
-        match self {
-            Self::Refund => "refund",
-            Self::Get | Self::Evidence => "get_refund",
-            Self::Operator => "operator",
-        }
-    }
 }
 
 /// What is settled.
@@ -81,7 +58,7 @@ pub struct Settled<'a> {
 
 impl Verdict {
     /// As the evidence has it, whose words are those of all answers.
-    const fn outcome(&self) -> &'static str {
+    pub(crate) const fn outcome(&self) -> &'static str {
         match self {
             Self::Succeeded { .. } => "succeeded",
             Self::Failed { .. } => "declined",
@@ -102,14 +79,14 @@ impl Verdict {
         }
     }
 
-    fn reference(&self) -> Option<&str> {
+    pub(crate) fn reference(&self) -> Option<&str> {
         match self {
             Self::Succeeded { reference } => Some(reference),
             Self::Failed { reference, .. } => reference.as_deref(),
         }
     }
 
-    fn failure_code(&self) -> Option<&str> {
+    pub(crate) fn failure_code(&self) -> Option<&str> {
         match self {
             Self::Succeeded { .. } => None,
             Self::Failed { code, .. } => Some(code),
@@ -163,7 +140,7 @@ impl Verdict {
         }
     }
 
-    pub(super) fn event(&self, namespace: &Namespace, settled: &Settled<'_>) -> NewEvent {
+    fn event(&self, namespace: &Namespace, settled: &Settled<'_>) -> NewEvent {
         let mut payload = Map::new();
         payload.insert("refund_id".to_owned(), json!(settled.refund_id));
         payload.insert("payment_id".to_owned(), json!(settled.payment_id));
@@ -188,8 +165,9 @@ impl Verdict {
 
 /// Writes a verdict down and settles the refund by it.
 ///
-/// The evidence is written whatever the fence; everything else only while it is good and the refund in processing.
-/// Returns the stored response and until when it is replayed, or none when the fence is stale.
+/// The evidence is written whatever the fence; everything else only while it is good, the refund in processing, and no
+/// success on record that the verdict denies. Returns the stored response and until when it is replayed, or none when one of
+/// these is not so: somebody else has settled it, or holds it, or the next owner settles it by the success.
 ///
 /// # Errors
 ///
@@ -203,108 +181,127 @@ pub async fn settle(
     witness: Witness,
     retention: Duration,
 ) -> Result<Option<(StoredResponse, OffsetDateTime)>, sqlx::Error> {
-    let response = verdict.response(settled, problems);
-    let event = verdict.event(namespace, settled);
-    let mut tries = Tries::default();
-    let written = loop {
-        let written = database::call(pool, async |connection| {
-            write(connection, settled, verdict, witness, &response, &event, retention).await
-        });
-        match written.await {
-            Err(error) if tries.is_worth_another(&error) => {}
-            written => break written?,
-        }
-    };
-    if let Some(expires_at) = written {
-        return Ok(Some((response, expires_at)));
+    let settlement = Settlement::of(settled, verdict, witness, namespace, problems, retention);
+    if let Some(expires_at) = evidence::settle(pool, &settlement).await? {
+        return Ok(Some((settlement.response, expires_at)));
     }
-    if matches!(verdict, Verdict::Succeeded { .. }) {
-        tell_contradiction(pool, settled).await?;
-    }
+    tell_contradiction(pool, settled.payment_id, settled.refund_id, verdict).await?;
     Ok(None)
 }
 
-pub(super) async fn write<'e>(
-    executor: impl PgExecutor<'e>,
-    settled: &Settled<'_>,
-    verdict: &Verdict,
+/// The statement that settles.
+pub(super) struct Settlement<'a> {
+    settled: &'a Settled<'a>,
+    verdict: &'a Verdict,
     witness: Witness,
-    response: &StoredResponse,
-    event: &NewEvent,
+    response: StoredResponse,
+    event: NewEvent,
     retention: Duration,
-) -> Result<Option<OffsetDateTime>, sqlx::Error> {
-    sqlx::query_scalar!(
-        r#"-- refunds_settle
-        WITH evidence AS (
-            -- Whatever the fence: no definitive answer is ever thrown away.
-            INSERT INTO provider_answers (
-                payment_id, refund_id, provider_key, call, outcome, provider_reference, decline_code, fence
+}
+
+impl<'a> Settlement<'a> {
+    pub(super) fn of(
+        settled: &'a Settled<'a>,
+        verdict: &'a Verdict,
+        witness: Witness,
+        namespace: &Namespace,
+        problems: &ProblemBase,
+        retention: Duration,
+    ) -> Self {
+        let (response, event) = (verdict.response(settled, problems), verdict.event(namespace, settled));
+        Self { settled, verdict, witness, response, event, retention }
+    }
+}
+
+impl evidence::Settlement for Settlement<'_> {
+    fn heard(&self) -> Heard<'_> {
+        Heard {
+            witness: self.witness,
+            payment_id: self.settled.payment_id,
+            refund_id: Some(self.settled.refund_id),
+            provider_key: self.settled.provider_key,
+            outcome: self.verdict.outcome(),
+            provider_reference: self.verdict.reference(),
+            code: self.verdict.failure_code(),
+            fence: self.settled.fence,
+        }
+    }
+
+    async fn write(&self, connection: &mut PgConnection) -> Result<Option<OffsetDateTime>, sqlx::Error> {
+        let Self { settled, verdict, witness, response, event, retention } = self;
+        sqlx::query_scalar!(
+            r#"-- refunds_settle
+            WITH evidence AS (
+                -- Whatever the fence: no definitive answer is ever thrown away.
+                INSERT INTO provider_answers (
+                    payment_id, refund_id, provider_key, call, outcome, provider_reference, decline_code, fence
+                )
+                SELECT $21, $5, $6, $7, $8, $9, $10, $4 WHERE $20
+            ), key AS (
+                -- Gates everything below: a stale fence, or a refund that is settled, selects nothing.
+                UPDATE idempotency_keys
+                SET status = 'completed', recovery_point = 'completed', lease_until = NULL, next_check_at = NULL,
+                    needs_person_at = NULL, needs_person_reason = NULL, provider_request = NULL, provider_reference = $9,
+                    response_code = $11, response_headers = $12, response_body = $13,
+                    completed_at = clock_timestamp(), expires_at = clock_timestamp() + $14
+                WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
+                  AND resource_id = $5
+                  AND EXISTS (SELECT FROM refunds WHERE refund_id = $5 AND status = 'processing')
+                  -- Somebody else may have heard of a success meanwhile: the next owner finds it, and settles by it.
+                  AND ($8 = 'succeeded' OR NOT EXISTS (
+                      SELECT FROM provider_answers WHERE refund_id = $5 AND outcome = 'succeeded'
+                  ))
+                RETURNING expires_at, trace_context
+            ), refund AS (
+                UPDATE refunds
+                SET status = $15, provider_reference = $9, failure_code = $10, settled_at = clock_timestamp()
+                FROM key
+                WHERE refund_id = $5 AND status = 'processing'
+                RETURNING payment_id, key.trace_context
+            ), payment AS (
+                -- The event's version and place in the order are those of the payment, whose other refunds may be settled by
+                -- others at this time: they wait here.
+                UPDATE payments
+                SET version = payments.version + 1, refund_reserved = payments.refund_reserved - $22
+                FROM refund
+                WHERE payments.payment_id = refund.payment_id
+                RETURNING payments.payment_id, payments.version, refund.trace_context
+            ), told AS (
+                INSERT INTO outbox (
+                    event_id, aggregate_type, aggregate_id, aggregate_version, event_type, payload, headers
+                )
+                SELECT $16, $17, payment_id::TEXT, version, $18, $19,
+                       CASE WHEN trace_context IS NULL THEN '{}'
+                            ELSE jsonb_build_object('traceparent', trace_context) END
+                FROM payment
             )
-            SELECT $21, $5, $6, $7, $8, $9, $10, $4 WHERE $20
-        ), key AS (
-            -- Gates everything below: a stale fence, or a refund that is settled, selects nothing.
-            UPDATE idempotency_keys
-            SET status = 'completed', recovery_point = 'completed', lease_until = NULL, next_check_at = NULL,
-                needs_person_at = NULL, needs_person_reason = NULL, provider_request = NULL, provider_reference = $9,
-                response_code = $11, response_headers = $12, response_body = $13,
-                completed_at = clock_timestamp(), expires_at = clock_timestamp() + $14
-            WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
-              AND resource_id = $5
-              AND EXISTS (SELECT FROM refunds WHERE refund_id = $5 AND status = 'processing')
-              -- Somebody else may have heard of a success meanwhile: the next owner finds it, and settles by it.
-              AND ($8 = 'succeeded' OR NOT EXISTS (
-                  SELECT FROM provider_answers WHERE refund_id = $5 AND outcome = 'succeeded'
-              ))
-            RETURNING expires_at, trace_context
-        ), refund AS (
-            UPDATE refunds
-            SET status = $15, provider_reference = $9, failure_code = $10, settled_at = clock_timestamp()
-            FROM key
-            WHERE refund_id = $5 AND status = 'processing'
-            RETURNING payment_id, key.trace_context
-        ), payment AS (
-            -- The event's version and place in the order are those of the payment, whose other refunds may be settled by
-            -- others at this time: they wait here.
-            UPDATE payments
-            SET version = payments.version + 1, refund_reserved = payments.refund_reserved - $22
-            FROM refund
-            WHERE payments.payment_id = refund.payment_id
-            RETURNING payments.payment_id, payments.version, refund.trace_context
-        ), told AS (
-            INSERT INTO outbox (
-                event_id, aggregate_type, aggregate_id, aggregate_version, event_type, payload, headers
-            )
-            SELECT $16, $17, payment_id::TEXT, version, $18, $19,
-                   CASE WHEN trace_context IS NULL THEN '{}'
-                        ELSE jsonb_build_object('traceparent', trace_context) END
-            FROM payment
+            SELECT expires_at AS "expires_at!" FROM key"#,
+            settled.scope.client.as_str(),
+            settled.scope.operation,
+            settled.scope.key.as_str(),
+            settled.fence.0,
+            settled.refund_id,
+            settled.provider_key,
+            witness.call().unwrap_or_default(),
+            verdict.outcome(),
+            verdict.reference(),
+            verdict.failure_code(),
+            store::code(response),
+            Json(&response.headers) as _,
+            response.body,
+            store::interval(*retention),
+            verdict.status(),
+            event.event_id,
+            event.aggregate_type,
+            event.event_type,
+            event.stored_payload(),
+            witness.call().is_some(),
+            settled.payment_id,
+            verdict.freed(settled.amount)
         )
-        SELECT expires_at AS "expires_at!" FROM key"#,
-        settled.scope.client.as_str(),
-        settled.scope.operation,
-        settled.scope.key.as_str(),
-        settled.fence.0,
-        settled.refund_id,
-        settled.provider_key,
-        witness.column(),
-        verdict.outcome(),
-        verdict.reference(),
-        verdict.failure_code(),
-        store::code(response),
-        Json(&response.headers) as _,
-        response.body,
-        store::interval(retention),
-        verdict.status(),
-        event.event_id,
-        event.aggregate_type,
-        event.event_type,
-        event.stored_payload(),
-        witness != Witness::Evidence,
-        settled.payment_id,
-        verdict.freed(settled.amount)
-    )
-    .fetch_optional(executor)
-    .await
+        .fetch_optional(connection)
+        .await
+    }
 }
 
 /// Returns where a refund stands; none when there is no such refund.
@@ -322,33 +319,31 @@ pub(crate) async fn status<'e>(
 }
 
 /// Money was given back by a refund that a person, or the provider, had called failed: its amount may be given back twice.
-async fn tell_contradiction(pool: &PgPool, settled: &Settled<'_>) -> Result<(), sqlx::Error> {
-    let status = database::call(pool, async |connection| status(connection, settled.refund_id).await).await?;
-    if status.is_some_and(|status| status == "failed") {
-        counter!(CONTRADICTIONS).increment(1);
-        tracing::error!(
-            refund = %settled.refund_id,
-            payment = %settled.payment_id,
-            "the provider has made a refund that was settled as failed"
-        );
-    }
+/// Or it was not, by one that had been called made: it is with us, and the payer misses it.
+pub(crate) async fn tell_contradiction(
+    pool: &PgPool,
+    payment_id: Uuid,
+    refund_id: Uuid,
+    verdict: &Verdict,
+) -> Result<(), sqlx::Error> {
+    let status = database::call(pool, async |connection| status(connection, refund_id).await).await?;
+    let said = match (verdict, status.as_deref()) {
+        (Verdict::Succeeded { .. }, Some("failed")) => "made a refund that was settled as failed",
+        (Verdict::Failed { .. }, Some("succeeded")) => "failed to make a refund that was settled as made",
+        _ => return Ok(()),
+    };
+    counter!(CONTRADICTIONS).increment(1);
+    tracing::error!(refund = %refund_id, payment = %payment_id, "the provider has {said}");
     Ok(())
 }
 
 /// Looks for a definitive answer about a refund that somebody has written down before.
-pub(crate) async fn evidence<'e>(
-    executor: impl PgExecutor<'e>,
+pub(crate) async fn on_record(
+    executor: impl PgExecutor<'_>,
     refund_id: Uuid,
 ) -> Result<Option<Verdict>, sqlx::Error> {
-    let row = sqlx::query!(
-        "-- provider_answers_find_of_refund
-        SELECT outcome, provider_reference, decline_code FROM provider_answers
-        WHERE refund_id = $1 ORDER BY outcome = 'succeeded' DESC, answered_at LIMIT 1",
-        refund_id
-    )
-    .fetch_optional(executor)
-    .await?;
-    Ok(row.and_then(|row| match (row.outcome.as_str(), row.provider_reference, row.decline_code) {
+    let said = evidence::of_refund(executor, refund_id).await?;
+    Ok(said.and_then(|said| match (said.outcome.as_str(), said.provider_reference, said.decline_code) {
         ("succeeded", Some(reference), _) => Some(Verdict::Succeeded { reference }),
         ("declined", reference, Some(code)) => Some(Verdict::Failed { reference, code }),
         _ => None,

@@ -155,6 +155,6 @@ pub(crate) async fn execute(
         resource_id,
         request,
     };
-    let begun = operation.begin(connection, &new, &command, RETENTION).await?;
+    let begun = operation.begin(connection, &new, &command, &RETENTION.into()).await?;
     Ok(matches!(begun, Some(Begun::Completed { .. })))
 }

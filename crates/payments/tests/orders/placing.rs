@@ -185,18 +185,3 @@ async fn an_expired_key_is_told_so_though_its_command_is_not_acceptable_any_more
     })
     .await;
 }
-
-#[tokio::test]
-async fn the_orders_own_row_stops_a_second_execution_when_all_look_ups_missed() {
-    with_database(async |db: Database| {
-        let mut connection = db.pool.acquire().await.unwrap();
-        assert!(execute(&mut connection, "k", 1200, &request()).await.unwrap());
-        // Executed, expired and reaped by others between this request's look-ups and its statement.
-        db.execute("DELETE FROM idempotency_keys").await;
-        let error = execute(&mut connection, "k", 1200, &request()).await.unwrap_err();
-        let constraint = error.as_database_error().and_then(|error| error.constraint()).unwrap();
-        assert!(place_order().lifetime_constraints().contains(&constraint), "{constraint}");
-        assert_eq!(db.rows().await, (1, 1, 0));
-    })
-    .await;
-}

@@ -74,6 +74,12 @@ impl Bed {
         Self { pool, ..self.clone() }
     }
 
+    /// Has one connection only, so that its statements are of one session.
+    pub(crate) fn alone(&self) -> Self {
+        let pool = database::pool(&self.address.parse().unwrap(), "semel-test", 1);
+        Self { pool, ..self.clone() }
+    }
+
     pub(crate) fn operation(&self) -> MakePayment<Scripted> {
         let problems: ProblemBase = "/errors".parse().unwrap();
         MakePayment::new(NAMESPACE.parse().unwrap(), self.provider.clone(), problems)

@@ -1,9 +1,11 @@
 //! One charge per key, and what each repeat is answered.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use semel_core::idempotency::Request;
-use semel_core::idempotency::engine::{self, Answer};
+use semel_core::idempotency::admission::Admission;
+use semel_core::idempotency::engine::{self, Answer, Terms};
 use semel_core::idempotency::store;
 use semel_payments::payments::{self, CreatePayment};
 use semel_payments::provider::Answer as Said;
@@ -276,6 +278,52 @@ async fn nothing_is_held_while_the_provider_is_asked() {
         assert_eq!(open, 0);
         hold.release();
         expect_fresh(paying.await.unwrap(), 201);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_payment_reads_what_its_client_has_in_progress_once_and_of_other_keys_nothing() {
+    with_bed(async |bed: Bed| {
+        bed.execute(
+            "INSERT INTO idempotency_keys (client_id, operation, key, request_hash, hash_version, command, status,
+                 recovery_point, resource_id, request_id, response_code, response_headers, response_body, completed_at, expires_at)
+             SELECT 'acme', 'payments.create', 'k' || n, decode(repeat('00', 32), 'hex'), 1, '{}', 'completed', 'completed',
+                 gen_random_uuid(), gen_random_uuid(), 201, '[]', '', now(), now() + interval '1 day'
+             FROM generate_series(1, 20000) AS n",
+        )
+        .await;
+        bed.execute(
+            "INSERT INTO idempotency_keys (client_id, operation, key, request_hash, hash_version, command, status,
+                 recovery_point, resource_id, request_id, lease_until)
+             SELECT 'acme', 'payments.create', 'p' || n, decode(repeat('00', 32), 'hex'), 1, '{}', 'in_progress', 'sent',
+                 gen_random_uuid(), gen_random_uuid(), now()
+             FROM generate_series(1, 500) AS n",
+        )
+        .await;
+        let admission = Admission::new(None, NonZeroU32::new(1000));
+        let terms = Terms { retention: RETENTION, admission: Some(&admission) };
+        let bed = bed.alone();
+        let read = async || -> i64 {
+            bed.execute("SELECT pg_stat_force_next_flush()").await;
+            let read = "SELECT seq_tup_read + (SELECT sum(idx_tup_read)::BIGINT FROM pg_stat_user_indexes
+                                               WHERE relname = 'idempotency_keys')
+                        FROM pg_stat_user_tables WHERE relname = 'idempotency_keys'";
+            sqlx::query_scalar(read).fetch_one(&bed.pool).await.unwrap()
+        };
+        // Never analysed, and analysed; each often enough for a plan of its own and a general one.
+        for (round, sql) in ["SELECT 1", "ANALYZE idempotency_keys"].into_iter().enumerate() {
+            bed.execute(sql).await;
+            let before = read().await;
+            for n in 0..8 {
+                let (operation, scope) = (bed.operation(), scope(&format!("fresh-{round}-{n}")));
+                let (command, request) = (payment(), request());
+                let answer = engine::run(&bed.pool, &operation, &scope, &command, &request, terms).await.unwrap();
+                assert!(matches!(answer, Answer::Fresh { .. }), "{answer:?}");
+            }
+            let each = (read().await - before) / 8;
+            assert!((500..750).contains(&each), "{each} entries are read for a payment, after {sql}");
+        }
     })
     .await;
 }

@@ -3,8 +3,13 @@
 use semel_core::idempotency::engine::Answer;
 use sqlx::{Executor as _, Postgres, Transaction};
 
-use crate::bed::{Bed, expect_fresh, expect_unknown, pending, succeeded, with_bed};
+use crate::bed::{Bed, Seen, expect_fresh, expect_unknown, pending, succeeded, with_bed};
 use crate::provider::Call;
+
+/// A payment that could not be settled, and whose answer is on record.
+fn open_and_answered() -> Seen {
+    Seen { evidence: vec!["charge succeeded".to_owned()], ..pending("sent") }
+}
 
 /// Takes a lock that keeps payments from being settled, but not from being begun or looked up.
 async fn stop_settling(bed: &Bed) -> Transaction<'static, Postgres> {
@@ -14,16 +19,16 @@ async fn stop_settling(bed: &Bed) -> Transaction<'static, Postgres> {
 }
 
 #[tokio::test]
-async fn a_settlement_that_is_refused_leaves_everything_as_it_was() {
+async fn a_settlement_that_is_refused_leaves_nothing_but_the_answer() {
     with_bed(async |bed: Bed| {
         bed.execute("ALTER TABLE outbox ADD CONSTRAINT outbox_refuses_all CHECK (FALSE)").await;
         expect_unknown(&bed.pay("k").await);
-        assert_eq!(bed.seen("k").await, pending("sent"));
+        assert_eq!(bed.seen("k").await, open_and_answered());
         assert!(matches!(bed.pay("k").await, Answer::InProgress { .. }), "its lease is alive");
         bed.execute("ALTER TABLE outbox DROP CONSTRAINT outbox_refuses_all").await;
         bed.end_leases().await;
         expect_fresh(bed.pay("k").await, 201);
-        assert_eq!((bed.provider.sent().len(), bed.provider.moved()), (2, 1));
+        assert_eq!((bed.provider.sent().len(), bed.provider.moved()), (1, 1));
         assert_eq!(bed.seen("k").await, succeeded(&["charge succeeded"]));
     })
     .await;
@@ -65,10 +70,30 @@ async fn a_settlement_that_cannot_be_written_is_unknown_and_settled_by_a_retry()
         }
         expect_unknown(&paying.await.unwrap());
         stopped.rollback().await.unwrap();
-        assert_eq!(bed.seen("k").await, pending("sent"));
+        assert_eq!(bed.seen("k").await, open_and_answered());
         bed.end_leases().await;
         expect_fresh(bed.pay("k").await, 201);
         assert_eq!((bed.provider.moved(), bed.seen("k").await), (1, succeeded(&["charge succeeded"])));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_answer_is_on_record_though_others_hold_the_payment_for_too_long() {
+    with_bed(async |bed: Bed| {
+        let hold = bed.provider.hold(Call::Charge);
+        let paying = bed.start_paying("k");
+        hold.reached().await;
+        let mut others = bed.pool.begin().await.unwrap();
+        others.execute("SELECT FROM payments FOR UPDATE").await.unwrap();
+        hold.release();
+        expect_unknown(&paying.await.unwrap());
+        assert_eq!(bed.seen("k").await, open_and_answered());
+        others.rollback().await.unwrap();
+        bed.end_leases().await;
+        expect_fresh(bed.pay("k").await, 201);
+        assert_eq!(bed.seen("k").await, succeeded(&["charge succeeded"]));
+        assert_eq!(bed.provider.calls(), [Call::Charge], "the evidence is enough");
     })
     .await;
 }

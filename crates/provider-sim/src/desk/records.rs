@@ -57,7 +57,7 @@ pub(super) struct Known {
 enum Undo {
     Charge(String, Option<Known>),
     Fence(String, Option<Known>),
-    Refund { key: String, before: Option<Refunded>, charge: usize, amount: i64 },
+    Refund { key: String, before: Option<usize>, charge: usize, amount: i64 },
 }
 
 /// All records.
@@ -66,7 +66,10 @@ pub(super) struct Records {
     /// In the order in which they happened.
     pub(super) charges: Vec<Charged>,
     pub(super) keys: HashMap<String, Known>,
-    pub(super) refunds: HashMap<String, Refunded>,
+    /// In the order in which they happened.
+    pub(super) refunds: Vec<Refunded>,
+    /// The index of a refund's key's latest.
+    refund_keys: HashMap<String, usize>,
     pub(super) last_seq: u64,
     undo: Vec<Undo>,
 }
@@ -112,7 +115,8 @@ impl Records {
                     code: failed.then(|| entry.code.clone()),
                     at: entry.at,
                 };
-                let before = self.refunds.insert(key.clone(), refunded);
+                self.refunds.push(refunded);
+                let before = self.refund_keys.insert(key.clone(), self.refunds.len() - 1);
                 Undo::Refund { key, before, charge, amount: moved }
             }
         };
@@ -138,7 +142,8 @@ impl Records {
                 Undo::Fence(key, before) => restore(&mut self.keys, key, before),
                 Undo::Refund { key, before, charge, amount } => {
                     self.charges[charge].refunded -= amount;
-                    restore(&mut self.refunds, key, before);
+                    self.refunds.pop();
+                    restore(&mut self.refund_keys, key, before);
                 }
             }
         }
@@ -150,6 +155,11 @@ impl Records {
             Fate::Charged(at) => self.charges.get(at),
             Fate::Fenced => None,
         }
+    }
+
+    /// Returns the latest refund of a key, failed or not.
+    pub(super) fn refund_of(&self, key: &str) -> Option<&Refunded> {
+        self.refunds.get(*self.refund_keys.get(key)?)
     }
 }
 

@@ -222,6 +222,28 @@ fn lists_by_page_and_time() {
 }
 
 #[test]
+fn lists_refunds_by_their_own_time() {
+    let mut desk = Desk::new(&[], Some(24 * HOUR)).unwrap();
+    charged(&mut desk, "k", 100);
+    for hour in 0..4 {
+        let refund = give_back(&hour.to_string(), "k", 10);
+        desk.refund(&refund, Manner::default(), NOON + hour * HOUR).unwrap();
+    }
+    let failing = Manner { code: Some("closed".to_owned()), ..Manner::default() };
+    desk.refund(&give_back("failed", "k", 10), failing, NOON + 4 * HOUR).unwrap();
+    // Its key is forgotten by then, so that it is made again.
+    desk.refund(&give_back("0", "k", 10), Manner::default(), NOON + 25 * HOUR).unwrap();
+    let keys = |page: &ListRefundsResponse| {
+        page.refunds.iter().map(|refund| refund.key.clone()).collect::<Vec<_>>().join(" ")
+    };
+    let page = desk.list_refunds(0, 2, Some(NOON + HOUR)).answer;
+    assert_eq!((keys(&page).as_str(), page.next_page_token.as_str()), ("1 2", "3"));
+    let page = desk.list_refunds(3, 9, Some(NOON + HOUR)).answer;
+    assert_eq!((keys(&page).as_str(), page.next_page_token.as_str()), ("3 failed 0", ""));
+    assert_eq!(page.refunds[1].status(), refund::Status::Failed);
+}
+
+#[test]
 fn what_is_undone_has_not_happened() {
     let mut desk = Desk::default();
     charged(&mut desk, "kept", 100);
@@ -235,6 +257,7 @@ fn what_is_undone_has_not_happened() {
     desk.undo();
 
     assert_eq!(desk.unsaved(), []);
+    assert!(desk.list_refunds(0, 9, None).answer.refunds.is_empty());
     for key in ["k", "fenced", "claimed"] {
         assert_eq!(desk.get(key, NOON), Err(Refusal::NotFound), "{key}");
     }
@@ -267,5 +290,6 @@ fn a_restart_knows_what_the_book_says() {
         assert_eq!(again.get_refund(key), desk.get_refund(key), "{key}");
     }
     assert_eq!(again.list(0, 9, None), desk.list(0, 9, None));
+    assert_eq!(again.list_refunds(0, 9, None), desk.list_refunds(0, 9, None));
     assert!(matches!(Desk::new(&entries[1..], None), Err(BookError::Order { seq: 2 })));
 }

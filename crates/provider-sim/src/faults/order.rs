@@ -29,7 +29,7 @@ pub(crate) fn read(order: OrderFaultRequest) -> Result<Rule, &'static str> {
     let fits = match kind {
         FaultKind::ApplyLate | FaultKind::InUse => of(&[Call::Charge, Call::Cancel, Call::Refund]),
         FaultKind::Decline => of(&[Call::Charge, Call::Refund]),
-        FaultKind::WrongKey | FaultKind::WrongAmount => !of(&[Call::List]),
+        FaultKind::WrongKey | FaultKind::WrongAmount => !of(&[Call::List, Call::ListRefunds]),
         _ => true,
     };
     if !fits {

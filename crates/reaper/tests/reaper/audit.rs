@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use semel_core::disposition::{Disposed as _, Disposition};
 use semel_core::lifecycle::{Pass, Work as _};
+use semel_payments::provider::List;
 use semel_reaper::audit::Audit;
 
 use crate::database::{Database, Stuck, with_database};
 use crate::provider::Desk;
+use crate::refunds;
 
 fn audit(db: &Database, provider: &Desk) -> Audit<Desk> {
     Audit::new(db.pool.clone(), provider.clone(), Duration::ZERO, Duration::from_hours(2))
@@ -23,17 +25,17 @@ async fn a_charge_of_no_payment_is_found() {
         }
         let mut audit = audit(&db, &provider);
         assert_eq!(audit.run_once().await.unwrap(), Pass::Worked);
-        assert_eq!(audit.orphans(), 0, "all are of payments in processing");
+        assert_eq!(audit.orphans(List::Charges), 0, "all are of payments in processing");
 
         provider.charge_under("planted");
         audit.run_once().await.unwrap();
-        assert_eq!(audit.orphans(), 1);
+        assert_eq!(audit.orphans(List::Charges), 1);
         audit.run_once().await.unwrap();
-        assert_eq!(audit.orphans(), 1, "found again, and still one");
+        assert_eq!(audit.orphans(List::Charges), 1, "found again, and still one");
 
         provider.book().charges.pop();
         audit.run_once().await.unwrap();
-        assert_eq!(audit.orphans(), 0);
+        assert_eq!(audit.orphans(List::Charges), 0);
     })
     .await;
 }
@@ -58,32 +60,56 @@ async fn a_charge_of_a_payment_that_was_settled_otherwise_is_found() {
         .await;
         let mut audit = audit(&db, &provider);
         audit.run_once().await.unwrap();
-        assert_eq!(audit.orphans(), 3, "charged twice, declined and canceled");
+        assert_eq!(audit.orphans(List::Charges), 3, "charged twice, declined and canceled");
     })
     .await;
 }
 
 #[tokio::test]
-async fn what_was_given_back_beyond_what_refunds_took_is_found() {
+async fn a_refund_of_an_old_charge_made_behind_our_back_is_found_within_one_round() {
+    with_database(async |db: Database| {
+        refunds::plant(&db, 5, Duration::from_mins(1)).await;
+        db.execute(
+            "UPDATE refunds SET status = outcome, settled_at = now(), provider_reference = reference_,
+                                failure_code = CASE WHEN outcome = 'failed' THEN 'account_closed' END
+             FROM (VALUES
+                ('back-1', 'succeeded', 're_1'), ('back-2', 'succeeded', 're_other'), ('back-3', 'failed', NULL)
+             ) AS outcomes (key_, outcome, reference_)
+             WHERE provider_key = key_",
+        )
+        .await;
+        let provider = Desk::new();
+        // Of one in processing, and of one that it settled.
+        provider.refund_under("back-0", 500);
+        provider.refund_under("back-1", 500);
+        let mut audit = audit(&db, &provider);
+        assert_eq!(audit.run_once().await.unwrap(), Pass::Worked);
+        assert_eq!(audit.orphans(List::Refunds), 0);
+
+        for (key, amount) in [("back-2", 500), ("back-3", 500), ("back-4", 501), ("planted", 500), ("", 500)] {
+            provider.refund_under(key, amount);
+        }
+        audit.run_once().await.unwrap();
+        assert_eq!(audit.orphans(List::Refunds), 5, "twice, failed, another amount, and two of no refund");
+        assert_eq!(audit.orphans(List::Charges), 0, "none of their charges is listed");
+        provider.book().given_back.truncate(3);
+        audit.run_once().await.unwrap();
+        assert_eq!(audit.orphans(List::Refunds), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_charge_of_another_amount_is_found() {
     with_database(async |db: Database| {
         Stuck::YOUNG.plant(&db, 2).await;
         let provider = Desk::new();
-        db.execute(
-            "UPDATE payments SET status = 'succeeded', version = 1, settled_at = now(), refund_reserved = 500,
-                                 provider_reference = 'ch_' || substr(provider_key, 6)",
-        )
-        .await;
-        for n in 0..2 {
-            provider.charge_under(&format!("acme-{n}"));
-        }
+        provider.charge_under("acme-0");
+        provider.charge_under("acme-1");
+        provider.book().charges[1].amount += 1;
         let mut audit = audit(&db, &provider);
-        // Less than is taken is a refund under way.
-        (provider.book().charges[0].refunded, provider.book().charges[1].refunded) = (0, 500);
         audit.run_once().await.unwrap();
-        assert_eq!(audit.orphans(), 0);
-        provider.book().charges[1].refunded = 501;
-        audit.run_once().await.unwrap();
-        assert_eq!(audit.orphans(), 1);
+        assert_eq!(audit.orphans(List::Charges), 1);
     })
     .await;
 }
@@ -97,9 +123,9 @@ async fn a_long_list_is_read_over_several_passes() {
         }
         let mut audit = audit(&db, &provider);
         assert_eq!(audit.run_once().await.unwrap(), Pass::Full);
-        assert_eq!((provider.book().lists, audit.orphans()), (10, 30));
+        assert_eq!((provider.book().lists, audit.orphans(List::Charges)), (10, 30));
         assert_eq!(audit.run_once().await.unwrap(), Pass::Worked);
-        assert_eq!((provider.book().lists, audit.orphans()), (14, 40));
+        assert_eq!((provider.book().lists, audit.orphans(List::Charges)), (15, 40));
     })
     .await;
 }
@@ -116,11 +142,11 @@ async fn a_provider_that_does_not_answer_is_asked_again_from_the_beginning() {
         provider.book().list_fails = true;
         let error = audit.run_once().await.unwrap_err();
         assert_eq!(error.disposition(), Disposition::Retry);
-        assert_eq!(audit.orphans(), 30, "what is known stays known");
+        assert_eq!(audit.orphans(List::Charges), 30, "what is known stays known");
         provider.book().list_fails = false;
         assert_eq!(audit.run_once().await.unwrap(), Pass::Full);
         assert_eq!(audit.run_once().await.unwrap(), Pass::Worked);
-        assert_eq!(audit.orphans(), 40);
+        assert_eq!(audit.orphans(List::Charges), 40);
     })
     .await;
 }
@@ -133,7 +159,7 @@ async fn between_two_rounds_nobody_is_asked() {
         let mut audit = Audit::new(db.pool.clone(), provider.clone(), hour, hour);
         assert_eq!(audit.run_once().await.unwrap(), Pass::Worked);
         assert_eq!(audit.run_once().await.unwrap(), Pass::Idle);
-        assert_eq!(provider.book().lists, 1);
+        assert_eq!(provider.book().lists, 2, "one of charges, one of refunds");
     })
     .await;
 }

@@ -44,11 +44,21 @@ impl Database {
 
     /// Waits until a backend waits for a lock that another session holds.
     pub(crate) async fn until_one_is_blocked(&self) {
+        self.until_one_waits("%").await;
+    }
+
+    /// Waits until a backend waits for a lock of this kind, a pattern for `pg_locks.locktype`, that another session holds.
+    pub(crate) async fn until_one_waits(&self, kind: &str) {
         let deadline = Instant::now() + DEADLINE;
-        let blocked = "SELECT count(*) FROM pg_stat_activity
-                       WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0";
-        while self.count(blocked).await == 0 {
-            assert!(Instant::now() < deadline, "waited {DEADLINE:?} for a statement to wait for a lock");
+        let waiting = "SELECT EXISTS (
+                           SELECT FROM pg_locks JOIN pg_stat_activity USING (pid)
+                           WHERE NOT granted AND locktype LIKE $1 AND datname = current_database()
+                       )";
+        while !sqlx::query_scalar::<_, bool>(waiting).bind(kind).fetch_one(&self.pool).await.unwrap() {
+            assert!(
+                Instant::now() < deadline,
+                "waited {DEADLINE:?} for a statement to wait for a lock: {kind}"
+            );
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }

@@ -2,44 +2,43 @@
 //! two executions.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use semel_core::idempotency::engine::{self, Answer, Begun, Operation};
-use semel_core::idempotency::store::{self, LookedUp, NewKey};
+use semel_core::idempotency::engine::{self, Answer, Operation as _};
+use semel_core::idempotency::store;
 use semel_core::idempotency::{Command as _, Request, Scope};
 use semel_core::lifecycle::{Pass, Work as _};
 use semel_payments::orders::{CreateOrder, PlaceOrder};
 use semel_reaper::Reaper;
-use sqlx::{Executor as _, PgConnection, Postgres, Transaction};
+use sqlx::{Executor as _, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::database::{Database, RETENTION, Stuck, with_database};
 
-/// When the sweep deletes the key, seen from the request that comes late.
+/// When the sweep deletes the key, seen from the request that comes late. Its statement looks the key up, and then inserts it.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Sweeps {
-    BeforeTheLookUp,
-    /// The key was not there yet when the request looked it up: a twin has made it since, and it is gone already.
-    BeforeTheClaim,
-    /// The request's INSERT has met the key, and it is gone before it is read.
-    AfterTheLostClaim,
-    /// The request's INSERT waits for the sweep's transaction, which commits.
-    WhileTheClaimWaits,
+    BeforeTheStatement,
+    /// The key was not there yet when it was looked up: a twin has made it since, and it is gone already.
+    BeforeTheInsert,
+    /// The INSERT has met the key, and it is gone before it is read.
+    AfterTheLostInsert,
+    /// The INSERT waits for the sweep's transaction, which commits.
+    WhileTheInsertWaits,
     /// As before, and the transaction is rolled back.
-    WhileTheClaimWaitsInVain,
-    /// The sweep passes while the request's own statement is at work.
-    DuringTheClaim,
+    WhileTheInsertWaitsInVain,
+    /// The sweep passes while the statement writes.
+    DuringTheWriting,
 }
 
 impl Sweeps {
     const ALL: [Self; 6] = [
-        Self::BeforeTheLookUp,
-        Self::BeforeTheClaim,
-        Self::AfterTheLostClaim,
-        Self::WhileTheClaimWaits,
-        Self::WhileTheClaimWaitsInVain,
-        Self::DuringTheClaim,
+        Self::BeforeTheStatement,
+        Self::BeforeTheInsert,
+        Self::AfterTheLostInsert,
+        Self::WhileTheInsertWaits,
+        Self::WhileTheInsertWaitsInVain,
+        Self::DuringTheWriting,
     ];
 }
 
@@ -50,6 +49,20 @@ enum Outlived {
     ByNothing,
 }
 
+/// Stops the late request's statement between its look-up and its INSERT for as long as somebody holds the lock 7, and
+/// counts how often it came there.
+const STOP: &str = "
+    CREATE SEQUENCE stops MINVALUE 0 START 0;
+    SELECT nextval('stops');
+    CREATE FUNCTION stop() RETURNS TRIGGER LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM nextval('stops');
+        PERFORM pg_advisory_xact_lock_shared(7);
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER stop BEFORE INSERT ON idempotency_keys FOR EACH ROW WHEN (NEW.trace_context = 'late')
+    EXECUTE FUNCTION stop();";
+
 fn place_order() -> PlaceOrder {
     PlaceOrder::new("test".parse().unwrap())
 }
@@ -58,15 +71,15 @@ fn scope(key: &str) -> Scope {
     Scope { client: "acme".parse().unwrap(), operation: CreateOrder::OPERATION, key: key.parse().unwrap() }
 }
 
-async fn ask<O: Operation<Command = CreateOrder>>(db: &Database, operation: &O, key: &str) -> Answer {
+async fn ask(db: &Database, key: &str, trace_context: Option<&str>) -> Answer {
     let order = CreateOrder { reference: "A-1".to_owned(), amount: 5, currency: "EUR".to_owned() };
-    let request = Request { id: Uuid::new_v4(), trace_context: None };
-    engine::run(&db.pool, operation, &scope(key), &order, &request, RETENTION).await.unwrap()
+    let request = Request { id: Uuid::new_v4(), trace_context: trace_context.map(str::to_owned) };
+    engine::run(&db.pool, &place_order(), &scope(key), &order, &request, RETENTION).await.unwrap()
 }
 
 /// Executes under a key whose time is over at once.
 async fn execute_and_expire(db: &Database, key: &str, outlived: Outlived) {
-    let answer = ask(db, &place_order(), key).await;
+    let answer = ask(db, key, None).await;
     assert!(matches!(answer, Answer::Fresh { .. }), "{answer:?}");
     let expire =
         "UPDATE idempotency_keys SET completed_at = now() - INTERVAL '1 day', expires_at = clock_timestamp()
@@ -103,115 +116,17 @@ async fn executions(db: &Database, key: &str) -> (i64, i64) {
     .unwrap()
 }
 
-/// An order that is placed as ever, and between whose steps a twin executes and the sweep deletes.
-struct Interrupted<'a> {
-    db: &'a Database,
-    key: &'a str,
-    sweeps: Sweeps,
-    outlived: Outlived,
-    /// What became true on the way.
-    saw: Mutex<Saw>,
-}
-
-#[derive(Debug, Default)]
-struct Saw {
-    /// The twin was there, and the key was gone in the end.
-    swept: bool,
-    /// The sweep's transaction has deleted the key, and is not over.
-    sweeping: Option<Transaction<'static, Postgres>>,
-    claims: usize,
-    lost: usize,
-}
-
-impl Interrupted<'_> {
-    fn saw<T>(&self, note: impl FnOnce(&mut Saw) -> T) -> T {
-        note(&mut self.saw.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    async fn twin(&self) {
-        execute_and_expire(self.db, self.key, self.outlived).await;
-    }
-
-    async fn sweep(&self) {
-        sweep(self.db, self.key).await;
-        self.saw(|saw| saw.swept = true);
-    }
-}
-
-impl Operation for Interrupted<'_> {
-    type Command = CreateOrder;
-
-    fn resource_id(&self, scope: &Scope) -> Uuid {
-        place_order().resource_id(scope)
-    }
-
-    async fn look_up(&self, connection: &mut PgConnection, scope: &Scope) -> Result<LookedUp, sqlx::Error> {
-        place_order().look_up(connection, scope).await
-    }
-
-    async fn begin(
-        &self,
-        connection: &mut PgConnection,
-        key: &NewKey<'_>,
-        command: &CreateOrder,
-        retention: Duration,
-    ) -> Result<Option<Begun>, sqlx::Error> {
-        let is_first = self.saw(|saw| {
-            saw.claims += 1;
-            saw.claims == 1
-        });
-        match self.sweeps {
-            Sweeps::BeforeTheClaim if is_first => {
-                self.twin().await;
-                self.sweep().await;
-            }
-            Sweeps::AfterTheLostClaim if is_first => self.twin().await,
-            Sweeps::WhileTheClaimWaits | Sweeps::WhileTheClaimWaitsInVain if is_first => {
-                self.twin().await;
-                let mut sweeping = self.db.pool.begin().await?;
-                assert_eq!(store::reap_expired(&mut sweeping, 10).await?, 1);
-                self.saw(|saw| saw.sweeping = Some(sweeping));
-            }
-            _ => {}
-        }
-        let begun = place_order().begin(connection, key, command, retention).await?;
-        if begun.is_none() {
-            self.saw(|saw| saw.lost += 1);
-            if self.sweeps == Sweeps::AfterTheLostClaim && is_first {
-                self.sweep().await;
-            }
-        }
-        Ok(begun)
-    }
-
-    fn lifetime_constraints(&self) -> &'static [&'static str] {
-        place_order().lifetime_constraints()
-    }
-}
-
 /// Has the sweep meet the request in this order, and says what the request was answered.
 async fn meet(db: &Database, key: &str, sweeps: Sweeps, outlived: Outlived) -> Answer {
-    let request = Interrupted { db, key, sweeps, outlived, saw: Mutex::default() };
+    let late = ask(db, key, Some("late"));
+    let stops = db.count("SELECT last_value FROM stops").await;
     let answer = match sweeps {
-        Sweeps::BeforeTheLookUp => {
-            request.twin().await;
-            request.sweep().await;
-            ask(db, &request, key).await
+        Sweeps::BeforeTheStatement => {
+            execute_and_expire(db, key, outlived).await;
+            sweep(db, key).await;
+            late.await
         }
-        Sweeps::BeforeTheClaim | Sweeps::AfterTheLostClaim => ask(db, &request, key).await,
-        Sweeps::WhileTheClaimWaits | Sweeps::WhileTheClaimWaitsInVain => {
-            let waited = async {
-                db.until_one_is_blocked().await;
-                let sweeping = request.saw(|saw| saw.sweeping.take()).expect("the sweep holds the key");
-                if sweeps == Sweeps::WhileTheClaimWaits {
-                    sweeping.commit().await.unwrap();
-                } else {
-                    sweeping.rollback().await.unwrap();
-                }
-            };
-            tokio::join!(ask(db, &request, key), waited).0
-        }
-        Sweeps::DuringTheClaim => {
+        Sweeps::DuringTheWriting => {
             let mut stopped = db.pool.begin().await.unwrap();
             // The key is inserted by then, and its event is not.
             stopped.execute("LOCK TABLE outbox IN SHARE MODE").await.unwrap();
@@ -220,27 +135,65 @@ async fn meet(db: &Database, key: &str, sweeps: Sweeps, outlived: Outlived) -> A
                 assert_eq!(Reaper::new(db.pool.clone(), 10).run_once().await.unwrap(), Pass::Idle);
                 stopped.rollback().await.unwrap();
             };
-            tokio::join!(ask(db, &request, key), passed).0
+            tokio::join!(late, passed).0
+        }
+        _ => {
+            let mut gate = db.pool.begin().await.unwrap();
+            gate.execute("SELECT pg_advisory_xact_lock(7)").await.unwrap();
+            tokio::join!(late, pass_between(db, key, sweeps, outlived, gate)).0
         }
     };
-    let saw = request.saw(std::mem::take);
-    let (claims, lost) = match (sweeps, outlived) {
-        (Sweeps::BeforeTheLookUp, Outlived::ByItsOrder) => (0, 0),
-        (Sweeps::AfterTheLostClaim, _) => (2, 1),
-        (Sweeps::WhileTheClaimWaitsInVain, _) => (1, 1),
-        _ => (1, 0),
+    let inserts = match (sweeps, outlived) {
+        (Sweeps::BeforeTheStatement, Outlived::ByItsOrder) => 0,
+        (Sweeps::AfterTheLostInsert, Outlived::ByNothing) => 2,
+        _ => 1,
     };
-    assert_eq!((saw.claims, saw.lost), (claims, lost), "{sweeps:?}, {outlived:?}");
-    let is_whole =
-        matches!(sweeps, Sweeps::BeforeTheLookUp | Sweeps::BeforeTheClaim | Sweeps::AfterTheLostClaim);
-    assert_eq!(saw.swept, is_whole, "{sweeps:?}");
+    let stops = db.count("SELECT last_value FROM stops").await - stops;
+    assert_eq!(stops, inserts, "{sweeps:?}, {outlived:?}");
     answer
+}
+
+/// Passes between the look-up of the late request's statement, which the gate stops, and what comes after it.
+async fn pass_between(
+    db: &Database,
+    key: &str,
+    sweeps: Sweeps,
+    outlived: Outlived,
+    gate: Transaction<'_, Postgres>,
+) {
+    db.until_one_waits("advisory").await;
+    execute_and_expire(db, key, outlived).await;
+    if sweeps == Sweeps::BeforeTheInsert {
+        sweep(db, key).await;
+        return gate.rollback().await.unwrap();
+    }
+    let mut sweeping = db.pool.begin().await.unwrap();
+    if sweeps == Sweeps::AfterTheLostInsert {
+        // Granted when the statement is over, before the next one begins.
+        let locked = sweeping.execute("LOCK TABLE idempotency_keys IN ACCESS EXCLUSIVE MODE");
+        let opened = async {
+            db.until_one_waits("relation").await;
+            gate.rollback().await.unwrap();
+        };
+        tokio::join!(locked, opened).0.unwrap();
+        assert_eq!(store::reap_expired(&mut sweeping, 10).await.unwrap(), 1);
+        return sweeping.commit().await.unwrap();
+    }
+    assert_eq!(store::reap_expired(&mut sweeping, 10).await.unwrap(), 1);
+    gate.rollback().await.unwrap();
+    db.until_one_waits("transactionid").await;
+    if sweeps == Sweeps::WhileTheInsertWaits {
+        sweeping.commit().await.unwrap();
+    } else {
+        sweeping.rollback().await.unwrap();
+    }
 }
 
 #[tokio::test]
 async fn the_sweep_and_a_retry_never_both_have_their_way() {
     with_database(async |db: Database| {
         let db = db.patient();
+        db.execute(STOP).await;
         Stuck { dead_for: Duration::from_hours(9000), ..Stuck::OLD }.plant(&db, 5).await;
         let rounds = if std::env::var_os("SEMEL_TEST_FULL").is_some() { 500 } else { 42 };
         let (mut happened, mut fresh) = (BTreeMap::new(), 0);
@@ -255,15 +208,15 @@ async fn the_sweep_and_a_retry_never_both_have_their_way() {
             let answer = meet(&db, &key, sweeps, outlived).await;
             *happened.entry(sweeps).or_insert(0) += 1;
             let is_executed = match sweeps {
-                Sweeps::DuringTheClaim => true,
-                Sweeps::WhileTheClaimWaitsInVain => false,
+                Sweeps::DuringTheWriting => true,
+                Sweeps::WhileTheInsertWaitsInVain => false,
                 _ => outlived == Outlived::ByNothing,
             };
             let what = format!("round {round}, {sweeps:?}, {outlived:?}: {answer:?}");
             if is_executed {
                 fresh += 1;
                 let Answer::Fresh { response, .. } = answer else { panic!("{what}") };
-                let again = ask(&db, &place_order(), &key).await;
+                let again = ask(&db, &key, None).await;
                 let is_same = matches!(&again, Answer::Replayed { response: same, .. } if *same == response);
                 assert!(is_same, "{what}; the sweep has deleted the key of a fresh execution: {again:?}");
                 assert_eq!(executions(&db, &key).await, (1, 1), "{what}");

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::problem::ProblemBase;
 use semel_payments::provider::{
-    Answer, Dedup, Fencing, Listed, ListedCharge, LookUp, Promises, Provider, StoredCharge, StoredRefund,
+    Answer, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider, StoredCharge, StoredRefund,
 };
 
 use tokio::sync::Notify;
@@ -28,7 +28,9 @@ pub(crate) struct Desk {
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     /// In the order in which they were made.
-    pub(crate) charges: Vec<ListedCharge>,
+    pub(crate) charges: Vec<ListedMove>,
+    /// Refunds that only the list knows, in order.
+    pub(crate) given_back: Vec<ListedMove>,
     /// Keys of the refunds that were made, in order.
     pub(crate) refunds: Vec<String>,
     pub(crate) fences: HashSet<String>,
@@ -75,14 +77,25 @@ impl Desk {
     /// Charges behind everybody's back.
     pub(crate) fn charge_under(&self, key: &str) -> String {
         let reference = format!("ch_{}", self.book().charges.len());
-        self.book().charges.push(ListedCharge {
+        self.book().charges.push(ListedMove {
             key: key.to_owned(),
             reference: reference.clone(),
             amount: 1250,
             currency: "EUR".to_owned(),
-            refunded: 0,
         });
         reference
+    }
+
+    /// Gives back behind everybody's back.
+    pub(crate) fn refund_under(&self, key: &str, amount: i64) {
+        let mut book = self.book();
+        let reference = format!("re_{}", book.given_back.len());
+        book.given_back.push(ListedMove {
+            key: key.to_owned(),
+            reference,
+            amount,
+            currency: "EUR".to_owned(),
+        });
     }
 
     /// Returns the calls of one kind, by key.
@@ -188,15 +201,19 @@ impl Provider for Desk {
         Answer::NotFound
     }
 
-    async fn list(&self, _: SystemTime, page: Option<&str>) -> Listed {
+    async fn list(&self, list: List, _: SystemTime, page: Option<&str>) -> Listed {
         let mut book = self.book();
         book.lists += 1;
         if book.list_fails {
             return Listed::Failed { reason: "not today".to_owned() };
         }
         let from = page.map_or(0, |page| page.parse().unwrap());
-        let charges: Vec<_> = book.charges.iter().skip(from).take(PAGE).cloned().collect();
-        let next = (from + PAGE < book.charges.len()).then(|| (from + PAGE).to_string());
-        Listed::Page { charges, next }
+        let listed = match list {
+            List::Charges => &book.charges,
+            List::Refunds => &book.given_back,
+        };
+        let moves: Vec<_> = listed.iter().skip(from).take(PAGE).cloned().collect();
+        let next = (from + PAGE < listed.len()).then(|| (from + PAGE).to_string());
+        Listed::Page { moves, next }
     }
 }

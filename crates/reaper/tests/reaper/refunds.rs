@@ -18,7 +18,7 @@ const DAY: Duration = Duration::from_hours(24);
 
 /// Plants so many stuck refunds of 500 of payments of 1250, under the provider's keys `back-0`, `back-1`, …, whose requests
 /// went out first so long ago.
-async fn plant(db: &Database, count: i32, sent_ago: Duration) {
+pub(crate) async fn plant(db: &Database, count: i32, sent_ago: Duration) {
     sqlx::query(
         "WITH paid AS (
             INSERT INTO payments (

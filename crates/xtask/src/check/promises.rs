@@ -35,6 +35,9 @@ pub(crate) fn faults(workspace: &Workspace) -> Result<Vec<String>> {
     faults.extend(
         missing_rules(&conformance).into_iter().map(|rule| format!("{CONFORMANCE}: rule {rule} is missing")),
     );
+    faults.extend(
+        empty_cells(&conformance).into_iter().map(|line| format!("{CONFORMANCE}: a cell is empty: {line}")),
+    );
     for path in sources::files(workspace)?.iter().filter(|path| path.parent() == Some(Path::new(PROBLEMS))) {
         let kind = path.file_stem().unwrap_or_default().to_string_lossy();
         if kind != "README" && !conformance.contains(&format!("`{kind}`")) {
@@ -84,6 +87,14 @@ fn missing_rules(conformance: &str) -> Vec<usize> {
     (1..=RULES).filter(|&rule| !has_line(rule)).collect()
 }
 
+/// What stands first in each line of a table with an empty cell: where there is no test, the cell says why.
+fn empty_cells(conformance: &str) -> Vec<&str> {
+    let lines = conformance.lines().filter_map(|line| line.strip_prefix('|')?.strip_suffix('|'));
+    let lines = lines.filter(|line| !line.trim_start().starts_with("| rule "));
+    let is_empty = |line: &&str| line.split('|').any(|cell| cell.trim().is_empty());
+    lines.filter(is_empty).map(|line| line.split('|').next().unwrap_or_default().trim()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +123,13 @@ mod tests {
         assert_eq!(missing_rules(&whole), [0_usize; 0]);
         assert_eq!(missing_rules(&whole.replace("| 7 | so it is | `a.rs::b` |", "| 7 | so it is | |")), [7]);
         assert_eq!(missing_rules(&whole.replace("| 23 |", "| 24 |")), [23]);
+    }
+
+    #[test]
+    fn a_cell_without_a_test_says_why() {
+        let page = "text\n\n| | rule | tests |\n|---|---|---|\n| 1 | so it is | `a.rs::b` |\n| 2 | so | the engine's |";
+        assert_eq!(empty_cells(page), [""; 0]);
+        assert_eq!(empty_cells(&page.replace("the engine's", "")), ["2"]);
+        assert_eq!(empty_cells(&page.replace(" the engine's ", "")), ["2"]);
     }
 }

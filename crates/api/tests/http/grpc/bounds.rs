@@ -8,6 +8,7 @@ use hyper::client::conn::http2::handshake;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
 use semel_proto::payments::v1;
+use sqlx::Executor as _;
 use tokio::net::TcpStream;
 use tonic::Code;
 
@@ -119,6 +120,21 @@ async fn a_deadline_ends_the_waiting_and_the_retry_replays() {
         let no_time = order(&server, "k", 1200).with("grpc-timeout", "soon").send(&server).await;
         no_time.expect_refusal(Code::InvalidArgument, "REQUEST_INVALID");
         assert_eq!(db.rows().await, (1, 1, 1));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_waiting_for_the_credential_too() {
+    with_database(async |db: Database| {
+        let server = db.serve().await;
+        let mut stopped = db.pool.begin().await.unwrap();
+        stopped.execute("LOCK TABLE api_credentials").await.unwrap();
+        let late = order(&server, "k", 1200).with("grpc-timeout", "300m").send(&server).await;
+        late.expect_refusal(Code::DeadlineExceeded, "DEADLINE_EXCEEDED");
+        stopped.rollback().await.unwrap();
+        let retry = order(&server, "k", 1200).send(&server).await;
+        assert_eq!((retry.status.code(), retry.metadata("idempotent-replayed")), (Code::Ok, None));
     })
     .await;
 }

@@ -13,9 +13,10 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
+use tonic_types::StatusExt as _;
 
 use super::call::{Call, framed, order, order_of, payment};
-use crate::bed::{DEADLINE, Database, Server, with_database};
+use crate::bed::{DEADLINE, Database, Server, until, with_database};
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 
@@ -161,6 +162,35 @@ async fn a_stop_does_not_wait_for_a_stream_that_stays_open() {
         answers.message().await.unwrap().unwrap();
         assert_eq!(server.life.drain(DEADLINE).await, Drained::Finished);
         assert!(!matches!(answers.message().await, Ok(Some(_))), "the stream goes on");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn so_many_streams_stay_open_at_a_time_and_one_that_ends_makes_room() {
+    with_database(async |db: Database| {
+        let server = db.serve_guarded().await;
+        let open = async || {
+            let asked = stream::iter([ask(MessageRequest::ListServices(String::new()))]);
+            reflection(&server, Some(&server.token), asked.chain(stream::pending())).await
+        };
+        let mut streams = Vec::new();
+        for _ in 0..32 {
+            streams.push(open().await.unwrap());
+        }
+        let refused = open().await.unwrap_err();
+        let reason = refused.get_details_error_info().unwrap().reason;
+        assert_eq!((refused.code(), reason.as_str()), (Code::Unavailable, "TEMPORARILY_UNAVAILABLE"));
+        // They take no place among the requests.
+        assert_eq!(order(&server, "k", 1).send(&server).await.status.code(), Code::Ok);
+        streams.pop();
+        until("the place of a stream that ended", async || open().await.ok()).await;
+        // Those that are open go on.
+        let first = streams[0].message().await.unwrap().unwrap();
+        assert!(
+            matches!(first.message_response, Some(MessageResponse::ListServicesResponse(_))),
+            "{first:?}"
+        );
     })
     .await;
 }

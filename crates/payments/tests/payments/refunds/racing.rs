@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use semel_core::idempotency::engine::Answer;
+use semel_core::idempotency::engine::{Answer, Hindrance};
+use sqlx::Executor as _;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -122,6 +123,38 @@ async fn what_is_given_back_while_it_is_waited_for_can_be_taken() {
         tx.commit().await.unwrap();
         expect_fresh(refunding.await.unwrap(), 201);
         assert_eq!(bed.seen_refund("r").await, succeeded(&["refund succeeded"], 750));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refund_of_a_payment_that_others_hold_is_unavailable_and_leaves_its_key_free() {
+    with_bed(async |bed: Bed| {
+        let payment = bed.paid("p").await;
+        let mut others = bed.pool.begin().await.unwrap();
+        others.execute("SELECT FROM payments FOR UPDATE").await.unwrap();
+        // It waits for the payment for as long as a lock is waited for.
+        let answer = bed.refund("r", payment, 500).await;
+        assert!(matches!(answer, Answer::Hindered(Hindrance::Busy)), "{answer:?}");
+        others.rollback().await.unwrap();
+        assert_eq!(bed.count("SELECT count(*) FROM idempotency_keys WHERE key = 'r'").await, 0);
+        expect_fresh(bed.refund("r", payment, 500).await, 201);
+        assert_eq!(bed.seen_refund("r").await, succeeded(&["refund succeeded"], 500));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refund_whose_key_others_are_writing_is_in_progress() {
+    with_bed(async |bed: Bed| {
+        let payment = bed.paid("p").await;
+        expect_fresh(bed.refund("other", payment, 500).await, 201);
+        let mut others = bed.pool.begin().await.unwrap();
+        others.execute("UPDATE idempotency_keys SET key = 'r' WHERE key = 'other'").await.unwrap();
+        let answer = bed.refund("r", payment, 500).await;
+        assert!(matches!(answer, Answer::InProgress { .. }), "{answer:?}");
+        others.rollback().await.unwrap();
+        expect_fresh(bed.refund("r", payment, 500).await, 201);
     })
     .await;
 }

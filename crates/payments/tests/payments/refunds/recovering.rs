@@ -410,6 +410,29 @@ async fn a_connection_that_is_lost_while_settling_is_replaced_and_settles_once()
     .await;
 }
 
+#[tokio::test]
+async fn an_answer_is_on_record_though_others_hold_the_payment_for_too_long() {
+    with_bed(async |bed: Bed| {
+        let payment = bed.paid("p").await;
+        let hold = bed.provider.hold(Call::Refund);
+        let refunding = bed.start_refunding("r", payment, 500);
+        hold.reached().await;
+        let mut others = bed.pool.begin().await.unwrap();
+        others.execute("SELECT FROM payments FOR UPDATE").await.unwrap();
+        hold.release();
+        expect_unknown(&refunding.await.unwrap());
+        let answered = seen("processing", "in_progress sent", &["refund succeeded"], 500);
+        assert_eq!(bed.seen_refund("r").await, answered);
+        others.rollback().await.unwrap();
+        bed.end_leases().await;
+        let before = bed.provider.calls();
+        expect_fresh(bed.refund("r", payment, 500).await, 201);
+        assert_eq!(bed.seen_refund("r").await, succeeded(&["refund succeeded"], 500));
+        assert_eq!(bed.provider.calls(), before, "the evidence is enough");
+    })
+    .await;
+}
+
 fn desk(bed: &Bed) -> Desk {
     Desk {
         pool: bed.pool.clone(),
