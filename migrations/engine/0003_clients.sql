@@ -16,13 +16,15 @@ CREATE TABLE api_credentials (
     credential_id TEXT COLLATE "C" NOT NULL,
     client_id TEXT COLLATE "C" NOT NULL,
     secret_hash BYTEA NOT NULL,
+    scopes TEXT[] COLLATE "C",
     created_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     revoked_at TIMESTAMPTZ,
 
     CONSTRAINT api_credentials_pkey PRIMARY KEY (credential_id),
     CONSTRAINT api_credentials_client_id_fkey FOREIGN KEY (client_id) REFERENCES api_clients (client_id),
     CONSTRAINT api_credentials_credential_id_name CHECK (credential_id ~ '^[0-9a-f]{16}$'),
-    CONSTRAINT api_credentials_secret_hash_sha256 CHECK (octet_length(secret_hash) = 32)
+    CONSTRAINT api_credentials_secret_hash_sha256 CHECK (octet_length(secret_hash) = 32),
+    CONSTRAINT api_credentials_scopes_some CHECK (cardinality(scopes) BETWEEN 1 AND 64)
 );
 
 CREATE INDEX api_credentials_client_id ON api_credentials (client_id);
@@ -31,6 +33,7 @@ COMMENT ON TABLE api_credentials IS 'Bearer credentials; the secret itself is ne
 COMMENT ON COLUMN api_credentials.credential_id IS 'The public part of the token.';
 COMMENT ON COLUMN api_credentials.client_id IS 'The account it speaks for.';
 COMMENT ON COLUMN api_credentials.secret_hash IS 'SHA-256 of the secret part: 256 random bits need no slow hash.';
+COMMENT ON COLUMN api_credentials.scopes IS 'What it may be used for; null for everything.';
 COMMENT ON COLUMN api_credentials.created_at IS 'When it was created.';
 COMMENT ON COLUMN api_credentials.revoked_at IS 'From when it is refused.';
 

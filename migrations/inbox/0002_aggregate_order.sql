@@ -22,6 +22,7 @@ CREATE TABLE parked_events (
     reason TEXT COLLATE "C" NOT NULL,
     error TEXT,
     attempts INT NOT NULL,
+    is_under_way BOOLEAN NOT NULL DEFAULT false,
     parked_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     first_failed_at TIMESTAMPTZ,
     last_failed_at TIMESTAMPTZ,
@@ -61,6 +62,7 @@ COMMENT ON COLUMN parked_events.payload IS 'The message''s body, byte for byte.'
 COMMENT ON COLUMN parked_events.reason IS 'failed: its handling failed; behind: an earlier event of its aggregate is parked; redelivered: it was delivered before, and may be one that ends its process.';
 COMMENT ON COLUMN parked_events.error IS 'What the handler said last, without what may quote the event.';
 COMMENT ON COLUMN parked_events.attempts IS 'How often its handling was begun; counted before the handler runs, so that one that ends the process counts.';
+COMMENT ON COLUMN parked_events.is_under_way IS 'An attempt was begun, and its end is not noted: it runs, or its process ended in the middle of it.';
 COMMENT ON COLUMN parked_events.parked_at IS 'When it was parked.';
 COMMENT ON COLUMN parked_events.first_failed_at IS 'When its handling failed first.';
 COMMENT ON COLUMN parked_events.last_failed_at IS 'When its handling failed last.';

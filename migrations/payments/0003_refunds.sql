@@ -35,6 +35,7 @@ CREATE TABLE refunds (
 );
 
 CREATE INDEX refunds_newest ON refunds (payment_id, created_at, refund_id);
+CREATE INDEX refunds_newest_of_client ON refunds (client_id, created_at, refund_id);
 
 COMMENT ON TABLE refunds IS 'Refunds that clients asked for, whatever became of them; several per payment.';
 COMMENT ON COLUMN refunds.refund_id IS 'Derived from namespace, client, operation and key, so that a repeat names the same refund.';

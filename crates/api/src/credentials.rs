@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
+use semel_core::credentials::Scopes;
 use semel_core::credentials::operator::{self, By, CredentialId, NewCredential, Record};
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::schema::{self, ENGINE};
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
 
 use crate::NAME;
+use crate::access::Access;
 use crate::options::{Actor, CredentialsAction, CredentialsCommand};
 
 pub(crate) async fn run(
@@ -23,14 +25,21 @@ pub(crate) async fn run(
     schema::verify(url, NAME, &[&ENGINE]).await?;
     let pool = database::pool(url, NAME, 1);
     match &command.action {
-        CredentialsAction::Create { client } => {
-            let created = operator::create(&pool, client).await?;
+        CredentialsAction::Create { client, scopes } => {
+            let created = operator::create(&pool, client, &only(scopes)).await?;
             hand_over(&created)?;
             tracing::warn!(client = client.as_str(), credential = created.credential_id, CREATED);
         }
-        CredentialsAction::Rotate { client, overlap_hours, by } => {
+        CredentialsAction::Rotate { client, overlap_hours, scopes, by } => {
             let overlap = Duration::from_hours(*overlap_hours);
-            let (created, others_ending) = operator::rotate(&pool, client, overlap, who(by)).await?;
+            let (created, others_ending) = operator::rotate(
+                &pool,
+                client,
+                overlap,
+                (!scopes.is_empty()).then(|| only(scopes)).as_ref(),
+                who(by),
+            )
+            .await?;
             hand_over(&created)?;
             tracing::warn!(
                 client = client.as_str(),
@@ -68,6 +77,10 @@ fn say(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
+fn only(scopes: &[Access]) -> Scopes {
+    Scopes::only(scopes.iter().map(|access| access.name().to_owned()))
+}
+
 fn who(by: &Actor) -> By<'_> {
     By { actor: &by.actor, reason: &by.reason }
 }
@@ -77,6 +90,7 @@ fn as_json(found: &[Record]) -> Result<String, Box<dyn Error + Send + Sync>> {
         Ok(json!({
             "credential": record.credential_id,
             "client": record.client_id,
+            "scopes": record.scopes,
             "created_at": record.created_at.format(&Rfc3339)?,
             "revoked_at": record.revoked_at.map(|at| at.format(&Rfc3339)).transpose()?,
         }))
@@ -93,7 +107,9 @@ fn as_text(found: &[Record]) -> Result<String, time::error::Format> {
             Some(at) => format!("ends {}", at.format(&Rfc3339)?),
         };
         let created = record.created_at.format(&Rfc3339)?;
-        Ok(format!("{}  {:<24}  made {created}  {standing}\n", record.credential_id, record.client_id))
+        let scopes = record.scopes.as_ref().map_or("everything".to_owned(), |scopes| scopes.join(" "));
+        let (id, client) = (&record.credential_id, &record.client_id);
+        Ok(format!("{id}  {client:<24}  made {created}  {standing}  for {scopes}\n"))
     };
     found.iter().map(line).collect()
 }

@@ -24,6 +24,8 @@ pub(crate) enum ApiError {
     CredentialMissing,
     #[error("a credential that is malformed, unknown, wrong or revoked")]
     CredentialRefused,
+    #[error("a credential without the scope {scope}")]
+    Forbidden { scope: &'static str },
     #[error("no such route or resource")]
     NotFound,
     #[error("not exactly one Host")]
@@ -118,6 +120,7 @@ impl ApiError {
                 Problem::new(Kind::Unauthenticated, "The token is malformed, unknown, wrong or revoked.")
                     .header(header::WWW_AUTHENTICATE, challenge)
             }
+            Self::Forbidden { scope } => forbidden(scope),
             Self::NotFound => {
                 Problem::new(Kind::NotFound, "There is no such route, or no such resource of yours.")
             }
@@ -232,6 +235,17 @@ impl CallError {
                 "The call's deadline passed first; what it began goes on. Ask again, with the same key if it has one.",
             ),
         }
+    }
+}
+
+/// As RFC 6750 has it, section 3.1.
+fn forbidden(scope: &'static str) -> Problem {
+    let detail = format!("The credential does not have the scope `{scope}`.");
+    let problem = Problem::new(Kind::Forbidden, detail).with("scope", json!(scope));
+    let challenge = format!("Bearer realm=\"semel\", error=\"insufficient_scope\", scope=\"{scope}\"");
+    match HeaderValue::try_from(challenge) {
+        Ok(challenge) => problem.header(header::WWW_AUTHENTICATE, challenge),
+        Err(_) => problem,
     }
 }
 

@@ -15,6 +15,7 @@ use semel_core::idempotency;
 use semel_payments::provider::DEADLINE;
 use tracing::Instrument as _;
 
+use crate::access::{self, Access};
 use crate::arrival::{self, Arrival, REQUEST_ID};
 use crate::error::{ApiError, CallError};
 use crate::openapi::OPENAPI;
@@ -102,10 +103,17 @@ async fn admit(
         return Ok(next.run(request).await);
     }
     let token = bearer(request.headers())?;
-    let client = in_time(api.authenticator.authenticate(token)).await?.ok_or(ApiError::CredentialRefused)?;
+    let caller = in_time(api.authenticator.authenticate(token)).await?.ok_or(ApiError::CredentialRefused)?;
+    let needed = if grpc::is_call(request.headers()) {
+        Access::of_call(request.uri().path())
+    } else {
+        Access::of_request(request.method(), route)
+    };
+    access::check(&caller.scopes, needed)?;
     let extensions = request.extensions_mut();
     extensions.insert(Arrival { request: identity, place });
-    extensions.insert(client);
+    extensions.insert(caller.scopes);
+    extensions.insert(caller.client);
     Ok(next.run(request).await)
 }
 

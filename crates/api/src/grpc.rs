@@ -10,7 +10,7 @@
 
 mod health;
 mod messages;
-mod service;
+pub(crate) mod service;
 pub(crate) mod status;
 mod unary;
 

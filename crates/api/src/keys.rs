@@ -10,6 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use http::HeaderMap;
+use semel_core::credentials::Scopes;
 use semel_core::idempotency::engine::{self, Found, Operation};
 use semel_core::idempotency::store::{KeyState, KnownKey};
 use semel_core::idempotency::{ClientId, Command, Scope};
@@ -18,6 +19,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::access::{self, Access};
 use crate::error::ApiError;
 use crate::front::in_time;
 use crate::state::Api;
@@ -52,20 +54,23 @@ pub(crate) struct Told {
 async fn find(
     State(api): State<Api>,
     Extension(client): Extension<ClientId>,
+    Extension(scopes): Extension<Scopes>,
     operation: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let Ok(Path(operation)) = operation else { return Err(ApiError::NotFound) };
-    Ok(Json(told_of(&api, client, &operation, &headers).await?).into_response())
+    Ok(Json(told_of(&api, client, &scopes, &operation, &headers).await?).into_response())
 }
 
 /// Tells how the key in these headers stands.
 pub(crate) async fn told_of(
     api: &Api,
     client: ClientId,
+    scopes: &Scopes,
     operation: &str,
     headers: &HeaderMap,
 ) -> Result<Told, ApiError> {
+    access::check(scopes, Access::of_key(operation))?;
     if operation == name(&api.place_order) {
         return tell(api, &api.place_order, client, headers, orders::location).await;
     }

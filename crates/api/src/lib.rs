@@ -9,6 +9,7 @@
 //! It does not publish events or expire keys. In a crash the database decides: a request has taken effect
 //! whole or not at all, and its retry is told which.
 
+mod access;
 mod arrival;
 mod body;
 mod credentials;
@@ -48,9 +49,9 @@ use semel_core::metrics::{Metric, POOL};
 use semel_core::outbox::hint::Hints;
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{admin, telemetry};
-use semel_payments::options::ProviderConfig;
+use semel_payments::options::{ProviderConfig, UnusableProvider};
 use semel_payments::payments::create::MakePayment;
-use semel_payments::provider::grpc::{GrpcProvider, InvalidEndpoint};
+use semel_payments::provider::chosen::Chosen;
 use semel_payments::schema::PAYMENTS;
 use sqlx::PgPool;
 
@@ -129,8 +130,12 @@ async fn serve_until_stopped(
     let api = if let Some(provider) = &config.provider {
         api.with_payments(make_payment(&config.settings, provider)?)
     } else {
-        tracing::info!("without --provider-url there are no payments, and their routes answer 404");
+        tracing::info!("without a provider there are no payments, and their routes answer 404");
         api
+    };
+    let api = match &config.webhooks {
+        Some(webhooks) => api.with_webhooks(webhooks.clone()),
+        None => api,
     };
     let door = match &config.tls {
         Some(tls) => {
@@ -158,9 +163,9 @@ async fn serve_until_stopped(
 fn make_payment(
     settings: &Settings,
     provider: &ProviderConfig,
-) -> Result<MakePayment<GrpcProvider>, InvalidEndpoint> {
-    let port = GrpcProvider::certified_by(&provider.url, provider.authorities.as_deref(), provider.dedup)?;
-    tracing::info!(provider = provider.url, "makes payments");
+) -> Result<MakePayment<Chosen>, UnusableProvider> {
+    let port = provider.open()?;
+    tracing::info!(provider = provider.place(), "makes payments");
     Ok(MakePayment::new(settings.namespace.clone(), port, settings.problem_base.clone())
         .with_window(provider.send_window))
 }

@@ -18,7 +18,7 @@ use crate::openapi::OPENAPI;
 use crate::orders::{ORDER, ORDERS};
 use crate::payments::{PAYMENT, PAYMENTS};
 use crate::problem::Kind;
-use crate::refunds::{REFUND, REFUNDS};
+use crate::refunds::{ALL_REFUNDS, REFUND, REFUNDS};
 use crate::webhooks::STRIPE;
 
 /// Counter of answered requests; labels `route` and `status`, a class such as `2xx`.
@@ -34,8 +34,8 @@ pub const CALLS_ANSWERED: &str = "semel_grpc_requests_total";
 pub const CALL_SECONDS: &str = "semel_grpc_request_seconds";
 
 const UNMATCHED: &str = "unmatched";
-const ROUTES: [&str; 10] =
-    [ORDERS, ORDER, PAYMENTS, PAYMENT, REFUNDS, REFUND, KEYS, OPENAPI, STRIPE, UNMATCHED];
+const ROUTES: [&str; 11] =
+    [ORDERS, ORDER, PAYMENTS, PAYMENT, REFUNDS, ALL_REFUNDS, REFUND, KEYS, OPENAPI, STRIPE, UNMATCHED];
 const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 /// The codes that calls are answered with.
 const CODES: [(Code, &str); 12] = [

@@ -110,7 +110,9 @@ fn document(payments: Payments, base: &ProblemBase) -> Value {
                     "type": "http",
                     "scheme": "bearer",
                     "bearerFormat": "sml_<id>_<secret>",
-                    "description": "Made by `semel-api credentials create`.",
+                    "description": "Made by `semel-api credentials create`. What an operation's `security` names is the scope that it \
+                        needs; a credential has those that it was made with, by default all. How a key stands is told to \
+                        whoever may read what the key is for.",
                 },
             },
         },

@@ -11,12 +11,14 @@ use semel_core::derive::Namespace;
 use semel_core::grants::Role;
 use semel_core::idempotency::ClientId;
 use semel_core::idempotency::admission::Rate;
-use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, text};
-use semel_payments::options::{ProviderConfig, ProviderOptions};
+use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret, text};
+use semel_payments::options::{Choice, ProviderConfig, ProviderOptions};
 use semel_payments::problem::ProblemBase;
 
+use crate::access::Access;
 use crate::state::Settings;
 use crate::tls::{Tls, TlsFiles};
+use crate::webhooks::Webhooks;
 
 /// Takes orders and payments over HTTP and gRPC, each under an idempotency key: at most one effect per key, the same answer to every repeat.
 #[derive(Parser)]
@@ -58,6 +60,13 @@ pub struct Options {
     problem_base_url: ProblemBase,
     #[command(flatten)]
     provider: ProviderOptions,
+    /// Signing secret of our webhook endpoint at Stripe, or two separated by a blank while one replaces the other; with it,
+    /// Stripe's events are taken at /v1/webhooks/stripe.
+    #[arg(long, env = "SEMEL_STRIPE_WEBHOOK_SECRET", hide_env_values = true, value_name = "SECRET")]
+    stripe_webhook_secret: Option<String>,
+    /// File that holds it, or both, a line each.
+    #[arg(long, env = "SEMEL_STRIPE_WEBHOOK_SECRET_FILE", value_name = "PATH")]
+    stripe_webhook_secret_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
 }
@@ -91,6 +100,9 @@ pub(crate) enum CredentialsAction {
     Create {
         /// The client's name.
         client: ClientId,
+        /// What it may be used for, and nothing else; may be given several times. Everything where it is not given.
+        #[arg(long = "scope", value_enum, value_name = "SCOPE")]
+        scopes: Vec<Access>,
     },
     /// List them, without their secrets.
     List {
@@ -111,6 +123,10 @@ pub(crate) enum CredentialsAction {
         /// Hours for which the others are still taken.
         #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(0..=8760), value_name = "HOURS")]
         overlap_hours: u64,
+        /// What the new one may be used for; may be given several times. Where it is not given, what the others may, if that
+        /// is the same for all of them.
+        #[arg(long = "scope", value_enum, value_name = "SCOPE")]
+        scopes: Vec<Access>,
         #[command(flatten)]
         by: Actor,
     },
@@ -147,6 +163,8 @@ pub struct Config {
     pub tls: Option<Tls>,
     /// The provider of payments; without one there are none.
     pub provider: Option<ProviderConfig>,
+    /// What is needed to believe the provider's events; without it none is taken.
+    pub webhooks: Option<Webhooks>,
     /// How many new requests a client may begin; none bounds nothing.
     pub rate: Option<Rate>,
     /// How many keys of a client may be in progress; none bounds nothing.
@@ -168,12 +186,14 @@ impl Options {
     /// The first option that cannot be used.
     pub fn config(&self) -> Result<Config, OptionError> {
         let missing = OptionError::Unset { option: "--namespace", env: "SEMEL_NAMESPACE" };
+        let provider = self.provider.config()?;
         Ok(Config {
             database: self.database.url()?,
             database_connections: self.max_connections,
             listen: self.listen,
             tls: self.tls()?,
-            provider: self.provider.config()?,
+            webhooks: self.webhooks(provider.as_ref())?,
+            provider,
             rate: NonZeroU32::new(self.client_claims_per_second)
                 .zip(NonZeroU32::new(self.client_claims_burst))
                 .map(|(count, burst)| Rate { every: Duration::from_secs(1) / count.get(), burst }),
@@ -184,6 +204,24 @@ impl Options {
                 problem_base: self.problem_base_url.clone(),
             },
         })
+    }
+
+    fn webhooks(&self, provider: Option<&ProviderConfig>) -> Result<Option<Webhooks>, OptionError> {
+        let (option, env) = ("--stripe-webhook-secret", "SEMEL_STRIPE_WEBHOOK_SECRET");
+        let text = match secret(
+            option,
+            env,
+            self.stripe_webhook_secret.as_deref(),
+            self.stripe_webhook_secret_file.as_ref(),
+        ) {
+            Err(OptionError::Missing { .. }) => return Ok(None),
+            text => text?,
+        };
+        let Some(Choice::Stripe { key, .. }) = provider.map(|provider| &provider.choice) else {
+            return Err(OptionError::Combination(format!("{option} is for --provider stripe")));
+        };
+        let secrets = text.parse().map_err(|error| OptionError::Combination(format!("{option}: {error}")))?;
+        Ok(Some(Webhooks { secrets, livemode: key.is_live() }))
     }
 
     fn tls(&self) -> Result<Option<Tls>, OptionError> {
@@ -247,10 +285,14 @@ mod tests {
             config(&given.iter().chain(more).copied().collect::<Vec<_>>()).provider.unwrap()
         };
         let default = provider(&[]);
-        assert_eq!(default.url, "http://provider:7070");
-        assert_eq!(default.dedup, Dedup::For(Duration::from_hours(24)));
+        assert_eq!(default.place(), "http://provider:7070");
         assert_eq!(default.send_window, Duration::from_mins(5));
-        assert_eq!(provider(&["--provider-horizon-hours", "0"]).dedup, Dedup::ForEver);
+        let dedup = |config: &ProviderConfig| match config.choice {
+            Choice::Grpc { dedup, .. } => dedup,
+            Choice::Stripe { .. } => panic!("{config:?}"),
+        };
+        assert_eq!(dedup(&default), Dedup::For(Duration::from_hours(24)));
+        assert_eq!(dedup(&provider(&["--provider-horizon-hours", "0"])), Dedup::ForEver);
     }
 
     #[test]
@@ -265,6 +307,30 @@ mod tests {
         ] {
             assert!(parsed(&["--provider-url", url]).is_err(), "{url}");
         }
+    }
+
+    #[test]
+    fn events_are_believed_by_a_secret_beside_a_key_of_their_mode() {
+        const SECRET: &str = "whsec_0123456789s3cret";
+        let given = |more: &[&str]| {
+            let stripe =
+                ["--provider", "stripe", "--stripe-api-key", "rk_live_1", "--stripe-livemode", "true"];
+            parsed(&[&stripe[..], more].concat()).unwrap().config()
+        };
+        assert!(given(&[]).unwrap().webhooks.is_none());
+        let one = given(&["--stripe-webhook-secret", SECRET]).unwrap();
+        assert!(one.webhooks.as_ref().is_some_and(|webhooks| webhooks.livemode));
+        assert!(!format!("{one:?}").contains("s3cret"));
+        let both = format!("{SECRET} {SECRET}2");
+        assert!(given(&["--stripe-webhook-secret", &both]).is_ok());
+        for text in ["s3cret", "whsec_s3cret", &format!("{both} {SECRET}3")] {
+            let error = given(&["--stripe-webhook-secret", text]).unwrap_err().to_string();
+            assert!(error.contains("--stripe-webhook-secret") && !error.contains("s3cret"), "{error}");
+        }
+        let error = given(&["--stripe-webhook-secret-file", "/nowhere"]).unwrap_err().to_string();
+        assert!(error.contains("/nowhere"), "{error}");
+        let without = parsed(&["--provider-url", "http://p:1", "--stripe-webhook-secret", SECRET]).unwrap();
+        assert!(without.config().unwrap_err().to_string().contains("--provider stripe"));
     }
 
     #[test]

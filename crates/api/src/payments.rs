@@ -8,7 +8,7 @@ use axum::{Json, Router};
 use semel_core::idempotency::ClientId;
 use semel_payments::payments;
 use semel_payments::payments::create::MakePayment;
-use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::provider::chosen::Chosen;
 use uuid::Uuid;
 
 use crate::arrival::Arrival;
@@ -24,7 +24,7 @@ pub(crate) const PAYMENTS: &str = "/v1/payments";
 /// Route of one payment.
 pub(crate) const PAYMENT: &str = "/v1/payments/{id}";
 
-pub(crate) fn routes(make_payment: MakePayment<GrpcProvider>) -> Router<Api> {
+pub(crate) fn routes(make_payment: MakePayment<Chosen>) -> Router<Api> {
     Router::new()
         .route(PAYMENTS, post(create).get(list))
         .route(PAYMENT, get(find))
@@ -40,7 +40,7 @@ async fn create(
     State(api): State<Api>,
     Extension(arrival): Extension<Arrival>,
     Extension(client): Extension<ClientId>,
-    Extension(make_payment): Extension<MakePayment<GrpcProvider>>,
+    Extension(make_payment): Extension<MakePayment<Chosen>>,
     request: Request,
 ) -> Result<Response, ApiError> {
     keyed::create(&api, arrival, client, request, make_payment, location).await

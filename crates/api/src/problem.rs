@@ -21,6 +21,7 @@ pub(crate) enum Kind {
     KeyInvalid,
     RequestInvalid,
     Unauthenticated,
+    Forbidden,
     NotFound,
     MethodNotAllowed,
     RequestTimeout,
@@ -40,11 +41,12 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::KeyMissing,
         Self::KeyInvalid,
         Self::RequestInvalid,
         Self::Unauthenticated,
+        Self::Forbidden,
         Self::NotFound,
         Self::MethodNotAllowed,
         Self::RequestTimeout,
@@ -77,6 +79,9 @@ impl Kind {
             }
             Self::Unauthenticated => {
                 (StatusCode::UNAUTHORIZED, "unauthenticated", "A valid credential is needed")
+            }
+            Self::Forbidden => {
+                (StatusCode::FORBIDDEN, "forbidden", "The credential may not be used for this")
             }
             Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "There is nothing here"),
             Self::MethodNotAllowed => {
@@ -135,6 +140,7 @@ impl Kind {
                 Code::InvalidArgument
             }
             Self::Unauthenticated => Code::Unauthenticated,
+            Self::Forbidden => Code::PermissionDenied,
             Self::NotFound => Code::NotFound,
             Self::MethodNotAllowed | Self::UnsupportedMediaType => Code::Unimplemented,
             Self::RequestTimeout | Self::DeadlineExceeded => Code::DeadlineExceeded,

@@ -9,7 +9,7 @@ use semel_core::idempotency::ClientId;
 use semel_payments::page::{Cursor, Page};
 use semel_payments::payments;
 use semel_payments::payments::create::MakePayment;
-use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::provider::chosen::Chosen;
 use semel_payments::refunds::create::MakeRefund;
 use semel_payments::refunds::{self, CreateRefund, Refund};
 use serde::Deserialize;
@@ -27,12 +27,15 @@ pub(crate) use semel_payments::refunds::location;
 
 /// Route of all refunds of a payment.
 pub(crate) const REFUNDS: &str = "/v1/payments/{id}/refunds";
+/// Route of all refunds of a client.
+pub(crate) const ALL_REFUNDS: &str = "/v1/refunds";
 /// Route of one refund.
 pub(crate) const REFUND: &str = "/v1/refunds/{id}";
 
-pub(crate) fn routes(make_payment: &MakePayment<GrpcProvider>) -> Router<Api> {
+pub(crate) fn routes(make_payment: &MakePayment<Chosen>) -> Router<Api> {
     Router::new()
         .route(REFUNDS, post(create).get(list))
+        .route(ALL_REFUNDS, get(list_all))
         .route(REFUND, get(find))
         .layer(Extension(MakeRefund::of(make_payment)))
 }
@@ -48,7 +51,7 @@ async fn create(
     State(api): State<Api>,
     Extension(arrival): Extension<Arrival>,
     Extension(client): Extension<ClientId>,
-    Extension(make_refund): Extension<MakeRefund<GrpcProvider>>,
+    Extension(make_refund): Extension<MakeRefund<Chosen>>,
     payment: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -72,17 +75,29 @@ async fn list(
     payment: Result<Path<String>, PathRejection>,
     query: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let (found, next) = page(&api, &client, resource_id(payment)?, listing::page(query)?).await?;
+    let (found, next) = page(&api, &client, Some(resource_id(payment)?), listing::page(query)?).await?;
     Ok(listing::written("refunds", found, next))
 }
 
-/// Returns a page of the refunds of one of the client's payments.
+async fn list_all(
+    State(api): State<Api>,
+    Extension(client): Extension<ClientId>,
+    query: Result<Query<Asked>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let (found, next) = page(&api, &client, None, listing::page(query)?).await?;
+    Ok(listing::written("refunds", found, next))
+}
+
+/// Returns a page of the refunds of one of the client's payments, or of all of them.
 pub(crate) async fn page(
     api: &Api,
     client: &ClientId,
-    payment_id: Uuid,
+    payment_id: Option<Uuid>,
     page: Page,
 ) -> Result<(Vec<Refund>, Option<Cursor>), ApiError> {
+    let Some(payment_id) = payment_id else {
+        return in_time(refunds::list_all(&api.pool, client, page)).await;
+    };
     let payment = in_time(payments::find(&api.pool, client, payment_id)).await?;
     payment.ok_or(ApiError::NotFound)?;
     in_time(refunds::list(&api.pool, client, payment_id, page)).await

@@ -12,7 +12,7 @@ use semel_core::outbox::hint::Hints;
 use semel_payments::orders::PlaceOrder;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::problem::ProblemBase;
-use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::provider::chosen::Chosen;
 use sqlx::PgPool;
 use tokio::sync::Semaphore;
 
@@ -39,7 +39,7 @@ pub struct Api {
     pub(crate) pool: PgPool,
     pub(crate) authenticator: Arc<Authenticator>,
     pub(crate) place_order: PlaceOrder,
-    pub(crate) make_payment: Option<MakePayment<GrpcProvider>>,
+    pub(crate) make_payment: Option<MakePayment<Chosen>>,
     pub(crate) webhooks: Option<Webhooks>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) life: Lifecycle,
@@ -72,7 +72,7 @@ impl Api {
 
     /// Serves payments, too; without this their routes do not exist.
     #[must_use]
-    pub fn with_payments(mut self, make_payment: MakePayment<GrpcProvider>) -> Self {
+    pub fn with_payments(mut self, make_payment: MakePayment<Chosen>) -> Self {
         self.make_payment = Some(make_payment);
         self
     }

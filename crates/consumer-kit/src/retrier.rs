@@ -2,7 +2,8 @@
 //!
 //! It promises that a parked event leaves its table only when it took effect, now or before, when its dead letter is confirmed,
 //! or by a person's command; and that its followers are tried only then, in order. An attempt is counted before the handler runs,
-//! so that one that ends the process counts, and one that this many attempts have not helped becomes a dead letter.
+//! so that one that ends the process counts, and one that its attempts have not helped becomes a dead letter. One whose last
+//! attempt did not end is tried alone.
 //!
 //! Any process of the consumer may do it, beside the one that the broker hands the queue to: the aggregate's lock keeps them
 //! apart. In a crash the event is due again when the claim's lease is over.
@@ -14,7 +15,7 @@ use semel_broker::MessageCopy;
 use semel_core::database::{Loan, within};
 use semel_core::disposition::{Disposed, Disposition, chain};
 use semel_core::inbox::order;
-use semel_core::inbox::parked::{self, Failure, Parked};
+use semel_core::inbox::parked::{self, Failure, Parked, Suspicion};
 use semel_core::lifecycle::{Pace, Pass, Work};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use time::format_description::well_known::Rfc3339;
@@ -62,13 +63,40 @@ impl<H: Handler> Retrier<H> {
         Pace { shortest, longest, wake: Some(Arc::clone(&self.done)), heartbeat: None }
     }
 
-    async fn claim(&self, free: u32) -> Result<Vec<Parked>, Error> {
+    fn begin(&mut self, parked: Parked) {
+        let (shared, done) = (Arc::clone(&self.shared), Arc::clone(&self.done));
+        self.running.spawn(async move {
+            let ended = retry(&shared, parked).await;
+            done.notify_one();
+            ended
+        });
+    }
+
+    async fn all_ended(&mut self) -> Result<(), Error> {
+        let mut all = Ok(());
+        while let Some(done) = self.running.join_next().await {
+            all = all.and(ended(Some(done)));
+        }
+        all
+    }
+
+    async fn has_suspect(&self) -> Result<bool, Error> {
+        let failed = |source| Error::Database { attempted: "look for parked events", source };
+        let settings = &self.shared.settings;
+        let mut loan = Loan::take(&self.shared.pool).await.map_err(failed)?;
+        let look = parked::has_suspect(&mut loan, &settings.name);
+        let has_suspect = within(settings.call_limit(), look).await.map_err(failed)?;
+        loan.give_back();
+        Ok(has_suspect)
+    }
+
+    async fn claim(&self, suspicion: Suspicion, limit: u32) -> Result<Vec<Parked>, Error> {
         let failed = |source| Error::Database { attempted: "claim parked events", source };
         let settings = &self.shared.settings;
         let mut loan = Loan::take(&self.shared.pool).await.map_err(failed)?;
         // Longer than an attempt takes, unless its connection fell silent: then the next one finds the aggregate locked.
         let lease = settings.call_limit() * 2;
-        let claim = parked::claim(&mut loan, &settings.name, lease, i64::from(free));
+        let claim = parked::claim(&mut loan, &settings.name, suspicion, lease, i64::from(limit));
         let due = within(settings.call_limit(), claim).await.map_err(failed)?;
         loan.give_back();
         Ok(due)
@@ -88,16 +116,20 @@ impl<H: Handler> Work for Retrier<H> {
             ended(Some(done))?;
             free += 1;
         }
+        if self.has_suspect().await? {
+            // Alone, and counted only then: if it ends the process, the attempts of those beside it would count against them.
+            self.all_ended().await?;
+            for parked in self.claim(Suspicion::Suspect, 1).await? {
+                self.begin(parked);
+            }
+            self.all_ended().await?;
+            return Ok(Pass::Full);
+        }
         let free = free.min(PARKED_AT_ONCE);
-        let due = self.claim(free).await?;
+        let due = self.claim(Suspicion::None, free).await?;
         let found = u32::try_from(due.len()).unwrap_or(u32::MAX);
         for parked in due {
-            let (shared, done) = (Arc::clone(&self.shared), Arc::clone(&self.done));
-            self.running.spawn(async move {
-                let ended = retry(&shared, parked).await;
-                done.notify_one();
-                ended
-            });
+            self.begin(parked);
         }
         Ok(match found {
             0 => Pass::Idle,
@@ -107,10 +139,8 @@ impl<H: Handler> Work for Retrier<H> {
     }
 
     async fn finish(&mut self) {
-        while let Some(done) = self.running.join_next().await {
-            if let Err(error) = ended(Some(done)) {
-                tracing::warn!(consumer = self.shared.settings.name, "{}", chain(&error));
-            }
+        if let Err(error) = self.all_ended().await {
+            tracing::warn!(consumer = self.shared.settings.name, "{}", chain(&error));
         }
     }
 }

@@ -16,6 +16,9 @@ use crate::database;
 use crate::idempotency::ClientId;
 
 pub mod operator;
+mod scopes;
+
+pub use scopes::Scopes;
 
 /// For how long a found credential is believed without asking again; a revocation is in force after this at the latest.
 const BELIEVED_FOR: Duration = Duration::from_secs(30);
@@ -34,9 +37,18 @@ pub struct Authenticator {
 /// Questions about credentials at a time.
 const QUESTIONS: usize = 4;
 
+/// Whom a token speaks for, and for what.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Caller {
+    /// The account.
+    pub client: ClientId,
+    /// What the credential may be used for.
+    pub scopes: Scopes,
+}
+
 #[derive(Clone, Debug)]
 struct Found {
-    client: ClientId,
+    caller: Caller,
     secret_hash: [u8; 32],
     at: Instant,
 }
@@ -48,12 +60,12 @@ impl Authenticator {
         Self { pool, found: Mutex::default(), questions: Semaphore::new(QUESTIONS) }
     }
 
-    /// Returns the client that a token speaks for; none when the token is malformed, unknown, wrong or revoked.
+    /// Returns whom a token speaks for; none when the token is malformed, unknown, wrong or revoked.
     ///
     /// # Errors
     ///
     /// When the database has to be asked and fails.
-    pub async fn authenticate(&self, token: &str) -> Result<Option<ClientId>, sqlx::Error> {
+    pub async fn authenticate(&self, token: &str) -> Result<Option<Caller>, sqlx::Error> {
         let Some((credential_id, secret)) = split(token) else { return Ok(None) };
         let hash: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
         let found = match self.remembered(credential_id) {
@@ -62,7 +74,7 @@ impl Authenticator {
         };
         let expected = found.as_ref().map_or([0; 32], |found| found.secret_hash);
         let equal: bool = expected.ct_eq(&hash).into();
-        Ok(found.filter(|_| equal).map(|found| found.client))
+        Ok(found.filter(|_| equal).map(|found| found.caller))
     }
 
     fn remembered(&self, credential_id: &str) -> Option<Found> {
@@ -76,7 +88,7 @@ impl Authenticator {
         let row = database::call(&self.pool, async |connection| {
             sqlx::query!(
                 "-- credentials_find
-                SELECT client_id, secret_hash FROM api_credentials
+                SELECT client_id, secret_hash, scopes FROM api_credentials
                 WHERE credential_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp())",
                 credential_id
             )
@@ -90,7 +102,10 @@ impl Authenticator {
         let found = match row {
             None => None,
             Some(row) => Some(Found {
-                client: row.client_id.parse().map_err(|_| unreadable("client_id"))?,
+                caller: Caller {
+                    client: row.client_id.parse().map_err(|_| unreadable("client_id"))?,
+                    scopes: row.scopes.into(),
+                },
                 secret_hash: row.secret_hash.try_into().map_err(|_| unreadable("secret_hash"))?,
                 at,
             }),

@@ -26,6 +26,8 @@ pub enum Witness {
     Refund,
     /// The provider, answering a look-up of a refund.
     GetRefund,
+    /// The provider, by itself.
+    Webhook,
     /// A person.
     Operator,
     /// The evidence itself: an earlier answer, already written down.
@@ -41,6 +43,7 @@ impl Witness {
             Self::Cancel => Some("cancel"),
             Self::Refund => Some("refund"),
             Self::GetRefund => Some("get_refund"),
+            Self::Webhook => Some("webhook"),
             Self::Operator => Some("operator"),
             Self::Evidence => None,
         }
@@ -58,7 +61,7 @@ pub(crate) struct Heard<'a> {
     pub(crate) outcome: &'static str,
     pub(crate) provider_reference: Option<&'a str>,
     pub(crate) code: Option<&'a str>,
-    /// The acquisition under which it was asked.
+    /// The acquisition under which it was asked; 0 when nobody asked.
     pub(crate) fence: Fence,
 }
 
@@ -103,7 +106,7 @@ pub(crate) async fn settle(
         }
     };
     let heard = settlement.heard();
-    if let Err(lost) = database::call(pool, async |connection| append(connection, &heard).await).await {
+    if let Err(lost) = database::call(pool, async |connection| append(connection, &heard, None).await).await {
         tracing::error!(
             payment = %heard.payment_id,
             outcome = heard.outcome,
@@ -114,14 +117,20 @@ pub(crate) async fn settle(
     Err(error)
 }
 
-async fn append(executor: impl PgExecutor<'_>, heard: &Heard<'_>) -> Result<(), sqlx::Error> {
-    let Some(call) = heard.witness.call() else { return Ok(()) };
-    sqlx::query!(
+/// Writes an answer down by itself, and with an id once only. Says whether it did.
+pub(crate) async fn append(
+    executor: impl PgExecutor<'_>,
+    heard: &Heard<'_>,
+    id: Option<Uuid>,
+) -> Result<bool, sqlx::Error> {
+    let Some(call) = heard.witness.call() else { return Ok(false) };
+    let done = sqlx::query!(
         "-- provider_answers_append
         INSERT INTO provider_answers (
-            payment_id, refund_id, provider_key, call, outcome, provider_reference, decline_code, fence
+            answer_id, payment_id, refund_id, provider_key, call, outcome, provider_reference, decline_code, fence
         )
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        VALUES (COALESCE($9, gen_random_uuid()), $1, $2, $3, $4, $5, $6, $7, $8)
+        ON CONFLICT (answer_id) DO NOTHING",
         heard.payment_id,
         heard.refund_id,
         heard.provider_key,
@@ -129,11 +138,12 @@ async fn append(executor: impl PgExecutor<'_>, heard: &Heard<'_>) -> Result<(), 
         heard.outcome,
         heard.provider_reference,
         heard.code,
-        heard.fence.0
+        heard.fence.0,
+        id
     )
     .execute(executor)
-    .await
-    .map(drop)
+    .await?;
+    Ok(done.rows_affected() == 1)
 }
 
 /// Looks for what was written down about a payment itself: a success before anything else, then the oldest.

@@ -2,6 +2,10 @@
 
 /// Key, payment and request are committed, nothing is sent.
 pub const BEFORE_SEND: &str = "payments.before_send";
+/// The provider has prepared the charge, nothing of it is written.
+pub const AFTER_PREPARE: &str = "payments.after_prepare";
+/// What it was prepared as is committed, nothing is charged.
+pub const AFTER_REFERENCE: &str = "payments.after_reference";
 /// The provider has answered the charge, nothing of it is written.
 pub const AFTER_ANSWER: &str = "payments.after_answer";
 /// It is committed that nobody sends any more, nothing is canceled.

@@ -26,8 +26,8 @@ use sqlx::PgPool;
 use uuid::Uuid;
 
 use crate::driven::Driven;
+use crate::evidence::{self, Witness};
 use crate::payments::create::MakePayment;
-use crate::payments::hearing::{self as evidence, Entry};
 use crate::provider::Provider;
 use crate::provider::stripe::classify::{self, Asked, AskedRefund};
 use crate::provider::stripe::objects::{Event, Name, PaymentIntent, Refund};
@@ -164,16 +164,18 @@ impl<P: Provider> Ear<P> {
         if !has_moved && told.reference.is_none() {
             return Ok(undecided(event, told.payment_id));
         }
-        let entry = Entry {
-            answer_id: self.answer_id(event),
+        let entry = evidence::Heard {
+            witness: Witness::Webhook,
             payment_id: told.payment_id,
             refund_id: None,
             provider_key: key,
             outcome: verdict.outcome(),
-            reference: verdict.reference(),
+            provider_reference: verdict.reference(),
             code: verdict.decline_code(),
+            fence: Fence(0),
         };
-        let is_new = database::call(pool, async |c| evidence::append(c, &entry).await).await?;
+        let id = Some(self.answer_id(event));
+        let is_new = database::call(pool, async |c| evidence::append(c, &entry, id).await).await?;
         if is_new {
             payments::settle::tell_contradiction(pool, told.payment_id, &verdict).await?;
         }
@@ -194,16 +196,18 @@ impl<P: Provider> Ear<P> {
         let Some(verdict) = refunds::recovery::definitive(&answer) else {
             return Ok(undecided(event, told.refund_id));
         };
-        let entry = Entry {
-            answer_id: self.answer_id(event),
+        let entry = evidence::Heard {
+            witness: Witness::Webhook,
             payment_id: told.payment_id,
             refund_id: Some(told.refund_id),
             provider_key: key,
             outcome: verdict.outcome(),
-            reference: verdict.reference(),
+            provider_reference: verdict.reference(),
             code: verdict.failure_code(),
+            fence: Fence(0),
         };
-        let is_new = database::call(pool, async |c| evidence::append(c, &entry).await).await?;
+        let id = Some(self.answer_id(event));
+        let is_new = database::call(pool, async |c| evidence::append(c, &entry, id).await).await?;
         if is_new {
             refunds::settle::tell_contradiction(pool, told.payment_id, told.refund_id, &verdict).await?;
         }

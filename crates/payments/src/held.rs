@@ -109,13 +109,18 @@ impl Held<'_> {
     /// send, and its client may still ask for one.
     pub(crate) async fn may_send(&self, dedup: Dedup) -> Result<bool, sqlx::Error> {
         let recognised = match dedup {
-            Dedup::ForEver | Dedup::For(_) => dedup.is_clear_of_horizon(self.since_first_sent),
+            Dedup::ForEver | Dedup::For(_) => self.is_recognised(dedup),
             // One send, ever: the first.
             Dedup::None => self.attempts == 1,
         };
         // The first send is that of a request which was let in just now.
         Ok(recognised
             && (self.attempts == 1 || !credentials::is_shut_out(self.pool, &self.scope.client).await?))
+    }
+
+    /// Whether a provider with such a horizon still recognises the key.
+    pub(crate) fn is_recognised(&self, dedup: Dedup) -> bool {
+        dedup.is_clear_of_horizon(self.since_first_sent)
     }
 
     /// Counts that the stored request is sent again, if it is.

@@ -49,8 +49,8 @@ impl Recovery {
 }
 
 /// The labels of calls to the provider.
-pub(crate) const CALLS: [&str; 7] =
-    ["charge", "get", "cancel", "refund", "get_refund", "list", "list_refunds"];
+pub(crate) const CALLS: [&str; 8] =
+    ["prepare", "charge", "get", "cancel", "refund", "get_refund", "list", "list_refunds"];
 /// The labels of their outcomes.
 pub(crate) const CALL_OUTCOMES: [&str; 8] =
     ["succeeded", "declined", "fenced", "in_progress", "not_found", "not_executed", "unknown", "mismatch"];

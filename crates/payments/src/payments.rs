@@ -173,6 +173,8 @@ pub(crate) struct Refundable {
     pub(crate) currency: String,
     /// The key that its charge was made under.
     pub(crate) provider_key: String,
+    /// The provider's own name for the charge; there is one for each success.
+    pub(crate) provider_reference: Option<String>,
 }
 
 /// Returns what there is of one of the client's payments to be refunded.
@@ -184,7 +186,7 @@ pub(crate) async fn refundable(
     sqlx::query_as!(
         Refundable,
         r#"-- payments_to_refund
-        SELECT status, amount - refund_reserved AS "left!", currency, provider_key
+        SELECT status, amount - refund_reserved AS "left!", currency, provider_key, provider_reference
         FROM payments WHERE client_id = $1 AND payment_id = $2"#,
         client.as_str(),
         payment_id

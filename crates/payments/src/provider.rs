@@ -4,11 +4,14 @@
 //! [`Answer::Unknown`], and never an error that could be taken for "nothing happened".
 
 pub mod breaker;
+pub mod chosen;
 pub mod grpc;
 pub mod stripe;
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
+
+use semel_core::idempotency::InvalidCommand;
 
 /// How long a call to the provider may take.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -54,6 +57,8 @@ impl Dedup {
 pub enum LookUp {
     /// By the key.
     ByKey,
+    /// By the reference that a charge was prepared under: it moves no money before that is committed. Refunds by the key.
+    ByReference,
     /// It cannot.
     None,
 }
@@ -61,7 +66,7 @@ pub enum LookUp {
 /// Whether a key can be fenced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fencing {
-    /// By canceling it, for ever.
+    /// By canceling it, for ever; a charge that is prepared by its reference.
     Cancel,
     /// It cannot.
     None,
@@ -122,6 +127,20 @@ impl Answer {
     }
 }
 
+/// What became of the preparation of a charge.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Prepared {
+    /// It has this name at the provider, at most 255 bytes.
+    Reference(String),
+    /// It will never have one under its key.
+    Never {
+        /// Why.
+        reason: String,
+    },
+    /// It has none so far.
+    Answered(Answer),
+}
+
 /// A list of the provider.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum List {
@@ -174,6 +193,8 @@ pub struct StoredCharge {
     pub amount: i64,
     /// The currency in it.
     pub currency: String,
+    /// What it was prepared as; committed before it is charged.
+    pub reference: Option<String>,
 }
 
 /// Shows no request: it holds the source.
@@ -183,8 +204,18 @@ impl fmt::Debug for StoredCharge {
             .field("key", &self.key)
             .field("amount", &self.amount)
             .field("currency", &self.currency)
+            .field("reference", &self.reference)
             .finish_non_exhaustive()
     }
+}
+
+/// A charge of which money is to be given back.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Charged {
+    /// The key that it was made under.
+    pub key: String,
+    /// The provider's own name for it.
+    pub reference: String,
 }
 
 /// A refund to send: the stored request, byte for byte, and what the answer must agree with.
@@ -205,11 +236,30 @@ pub trait Provider: Clone + Send + Sync + 'static {
     /// Returns what it promises.
     fn promises(&self) -> Promises;
 
+    /// Says what of a payment is nothing for this provider, beyond what no payment may be.
+    ///
+    /// # Errors
+    ///
+    /// With the field that is not acceptable.
+    fn accepts(&self, _currency: &str, _source: &str) -> Result<(), InvalidCommand> {
+        Ok(())
+    }
+
     /// Encodes an order as it is stored and sent: a pure function of its arguments, free of time and attempt.
     fn encode(&self, amount: i64, currency: &str, source: &str, reference: &str) -> Vec<u8>;
 
     /// Says whether calls have a chance at the moment.
     fn is_open(&self) -> bool;
+
+    /// Prepares a charge that is looked up by its reference: moves no money, and for one key yields one reference for as long
+    /// as the provider recognises it. Nobody else asks for it.
+    fn prepare(
+        &self,
+        _charge: &StoredCharge,
+        _not_after: SystemTime,
+    ) -> impl Future<Output = Prepared> + Send {
+        async { Prepared::Never { reason: "the provider knows no preparation".to_owned() } }
+    }
 
     /// Moves the money, at most once per key; the provider refuses to start after this time.
     fn charge(&self, charge: &StoredCharge, not_after: SystemTime) -> impl Future<Output = Answer> + Send;
@@ -221,7 +271,7 @@ pub trait Provider: Clone + Send + Sync + 'static {
     fn cancel(&self, charge: &StoredCharge) -> impl Future<Output = Answer> + Send;
 
     /// Encodes a refund as it is stored and sent: a pure function of its arguments, free of time and attempt.
-    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8>;
+    fn encode_refund(&self, charge: &Charged, amount: i64) -> Vec<u8>;
 
     /// Gives money of a charge back, at most once per key; the provider refuses to start after this time.
     fn refund(&self, refund: &StoredRefund, not_after: SystemTime) -> impl Future<Output = Answer> + Send;

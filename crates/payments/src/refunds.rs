@@ -23,6 +23,7 @@ use semel_core::database;
 use semel_core::idempotency::{ClientId, Command, InvalidCommand};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::orders::MAX_AMOUNT;
@@ -113,7 +114,8 @@ pub async fn list(
 ) -> Result<(Vec<Refund>, Option<Cursor>), sqlx::Error> {
     let before = page.place();
     let rows = database::call(pool, async |connection| {
-        sqlx::query!(
+        sqlx::query_as!(
+            Row,
             "-- refunds_list
             SELECT refund_id, payment_id, status, amount, currency, failure_code, created_at FROM refunds
             WHERE client_id = $1 AND payment_id = $2 AND (created_at, refund_id) < ($3, $4)
@@ -127,18 +129,55 @@ pub async fn list(
         .fetch_all(connection)
         .await
     });
-    let entries = rows.await?.into_iter().map(|row| {
-        let refund = Refund {
-            id: row.refund_id,
-            payment_id: row.payment_id,
-            status: row.status,
-            amount: row.amount,
-            currency: row.currency,
-            failure_code: row.failure_code,
-        };
-        (Cursor { created_at: row.created_at, id: row.refund_id }, refund)
+    Ok(page.cut(rows.await?.into_iter().map(Row::entry)))
+}
+
+/// Returns a page of the client's refunds, of whichever payment, the newest first, and where the next page begins.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn list_all(
+    pool: &PgPool,
+    client: &ClientId,
+    page: Page,
+) -> Result<(Vec<Refund>, Option<Cursor>), sqlx::Error> {
+    let before = page.place();
+    let rows = database::call(pool, async |connection| {
+        sqlx::query_as!(
+            Row,
+            "-- refunds_list_all
+            SELECT refund_id, payment_id, status, amount, currency, failure_code, created_at FROM refunds
+            WHERE client_id = $1 AND (created_at, refund_id) < ($2, $3)
+            ORDER BY created_at DESC, refund_id DESC LIMIT $4",
+            client.as_str(),
+            before.created_at,
+            before.id,
+            page.rows()
+        )
+        .fetch_all(connection)
+        .await
     });
-    Ok(page.cut(entries))
+    Ok(page.cut(rows.await?.into_iter().map(Row::entry)))
+}
+
+/// An entry of a list.
+struct Row {
+    refund_id: Uuid,
+    payment_id: Uuid,
+    status: String,
+    amount: i64,
+    currency: String,
+    failure_code: Option<String>,
+    created_at: OffsetDateTime,
+}
+
+impl Row {
+    fn entry(self) -> (Cursor, Refund) {
+        let Self { refund_id, payment_id, status, amount, currency, failure_code, created_at } = self;
+        let refund = Refund { id: refund_id, payment_id, status, amount, currency, failure_code };
+        (Cursor { created_at, id: refund_id }, refund)
+    }
 }
 
 #[cfg(test)]

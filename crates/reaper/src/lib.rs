@@ -33,7 +33,6 @@ use semel_core::sampler::{Sampler, Scope};
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{database, failpoint, telemetry};
 use semel_payments::payments::create::MakePayment;
-use semel_payments::provider::grpc::GrpcProvider;
 use semel_payments::schema::PAYMENTS;
 use sqlx::{Connection as _, PgPool};
 use tokio::task::JoinSet;
@@ -166,7 +165,7 @@ async fn work(config: &Config, daemon: &Daemon, pool: &PgPool) -> Result<(), Box
     if let Some(payments) = &config.payments {
         start_payments(&mut loops, payments, pool)?;
     } else {
-        tracing::info!("without --provider-url no payment is recovered or audited");
+        tracing::info!("without a provider no payment is recovered or audited");
     }
     loops.end().await
 }
@@ -178,9 +177,8 @@ fn start_payments(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     names::describe(&metrics::PROVIDER);
     names::describe(&semel_payments::metrics::METRICS);
-    let config = &payments.provider;
-    let provider = GrpcProvider::certified_by(&config.url, config.authorities.as_deref(), config.dedup)?;
-    tracing::info!(provider = payments.provider.url, "recovers payments and refunds");
+    let provider = payments.provider.open()?;
+    tracing::info!(provider = payments.provider.place(), "recovers payments and refunds");
     let settling = payments.settling.clone();
     let operation = MakePayment::new(settling.namespace, provider.clone(), settling.problems)
         .with_window(payments.provider.send_window);

@@ -31,6 +31,8 @@ pub enum Kept {
     PublishedEvents,
     /// What consumers have taken effect of.
     ProcessedEvents,
+    /// The last versions that consumers have taken effect of.
+    AggregateVersions,
     /// Answers of the provider, once their payment is settled.
     ProviderAnswers,
     /// What people did by command.
@@ -39,13 +41,19 @@ pub enum Kept {
 
 impl Kept {
     /// All of them.
-    pub const ALL: [Self; 4] =
-        [Self::PublishedEvents, Self::ProcessedEvents, Self::ProviderAnswers, Self::OperatorActions];
+    pub const ALL: [Self; 5] = [
+        Self::PublishedEvents,
+        Self::ProcessedEvents,
+        Self::AggregateVersions,
+        Self::ProviderAnswers,
+        Self::OperatorActions,
+    ];
 
     const fn table(self) -> &'static str {
         match self {
             Self::PublishedEvents => "outbox",
             Self::ProcessedEvents => "processed_events",
+            Self::AggregateVersions => "aggregate_versions",
             Self::ProviderAnswers => "provider_answers",
             Self::OperatorActions => "operator_actions",
         }
@@ -57,6 +65,7 @@ impl Kept {
         match self {
             Self::PublishedEvents => "published_events",
             Self::ProcessedEvents => "processed_events",
+            Self::AggregateVersions => "aggregate_versions",
             Self::ProviderAnswers => "provider_answers",
             Self::OperatorActions => "operator_actions",
         }
@@ -72,6 +81,7 @@ impl Kept {
         match self {
             Self::PublishedEvents => outbox::retention::reap_published(connection, blocks, age, limit).await,
             Self::ProcessedEvents => inbox::reap(connection, blocks, age, limit).await,
+            Self::AggregateVersions => inbox::order::reap(connection, blocks, age, limit).await,
             Self::ProviderAnswers => reap_evidence(connection, blocks, age, limit).await,
             Self::OperatorActions => operators::reap(connection, blocks, age, limit).await,
         }

@@ -97,7 +97,7 @@ impl Shop {
     async fn has_effects(&self, at_least: i64) -> Result<()> {
         let look = || async {
             let [_, shipments, _] = self.counts().await.map_err(|error| error.to_string())?;
-            if shipments >= at_least { Ok(()) } else { Err(shipments) }
+            if shipments >= at_least { Ok(()) } else { Err(format!("{shipments} shipments")) }
         };
         eventually("effects", SOON, look).await
     }
@@ -106,8 +106,9 @@ impl Shop {
 /// The block of `docs/outbox.md` in this language that consumes.
 fn documented(fence: &str) -> Result<String> {
     let text = std::fs::read_to_string(root()?.join("docs/outbox.md")).context("reading docs/outbox.md")?;
-    let blocks = text.split(&format!("```{fence}\n")).skip(1).filter_map(|rest| rest.split("\n```").next());
-    let block = blocks.filter(|block| block.contains("INSERT INTO processed_events")).next_back();
+    let opening = format!("```{fence}\n");
+    let blocks = text.split(&opening).skip(1).filter_map(|rest| rest.split("\n```").next());
+    let block = blocks.filter(|block| block.contains("INSERT INTO processed_events")).last();
     block.map(str::to_owned).with_context(|| format!("docs/outbox.md shows no consumer in {fence}"))
 }
 

@@ -1,6 +1,7 @@
 //! Whole systems of real processes: how they start, stop, crash, and whether all places agree afterwards.
 
 mod brokers;
+mod certificates;
 mod crashes;
 mod hints;
 mod letters;

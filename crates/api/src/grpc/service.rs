@@ -5,12 +5,13 @@ use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::post;
 use prost::Message;
+use semel_core::credentials::Scopes;
 use semel_core::idempotency::engine::Operation;
 use semel_core::idempotency::{ClientId, Command, Scope};
 use semel_payments::orders::{self, CreateOrder};
 use semel_payments::payments::create::MakePayment;
 use semel_payments::payments::{self, CreatePayment};
-use semel_payments::provider::grpc::GrpcProvider;
+use semel_payments::provider::chosen::Chosen;
 use semel_payments::refunds::create::MakeRefund;
 use semel_payments::refunds::{self, CreateRefund};
 use semel_proto::payments::v1;
@@ -38,7 +39,7 @@ pub(crate) const LIST_REFUNDS: &str = "/semel.payments.v1.Payments/ListRefunds";
 pub(crate) const GET_IDEMPOTENCY_KEY: &str = "/semel.payments.v1.Payments/GetIdempotencyKey";
 
 /// The calls. Without a provider there are none about payments and refunds.
-pub(crate) fn routes(make_payment: Option<MakePayment<GrpcProvider>>) -> Router<Api> {
+pub(crate) fn routes(make_payment: Option<MakePayment<Chosen>>) -> Router<Api> {
     let routes = Router::new()
         .route(CREATE_ORDER, post(create_order))
         .route(GET_ORDER, post(get_order))
@@ -97,7 +98,7 @@ async fn list_orders(
 
 async fn create_payment(
     State(api): State<Api>,
-    Extension(make_payment): Extension<MakePayment<GrpcProvider>>,
+    Extension(make_payment): Extension<MakePayment<Chosen>>,
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -134,7 +135,7 @@ async fn list_payments(
 
 async fn create_refund(
     State(api): State<Api>,
-    Extension(make_refund): Extension<MakeRefund<GrpcProvider>>,
+    Extension(make_refund): Extension<MakeRefund<Chosen>>,
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -161,7 +162,8 @@ async fn list_refunds(
     request: Request,
 ) -> Result<Response, ApiError> {
     let v1::ListRefundsRequest { payment_id, limit, cursor } = Call::receive(request).await?.read()?;
-    let (payment_id, page) = (parse_id(&payment_id)?, listing::page_of(given(limit), some(&cursor))?);
+    let payment_id = some(&payment_id).map(parse_id).transpose()?;
+    let page = listing::page_of(given(limit), some(&cursor))?;
     let (found, next) = crate::refunds::page(&api, &client, payment_id, page).await?;
     Ok(unary::reply(&v1::ListRefundsResponse {
         refunds: found.into_iter().map(messages::refund).collect(),
@@ -172,11 +174,12 @@ async fn list_refunds(
 async fn get_idempotency_key(
     State(api): State<Api>,
     Extension(client): Extension<ClientId>,
+    Extension(scopes): Extension<Scopes>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let call = Call::receive(request).await?;
     let v1::GetIdempotencyKeyRequest { operation } = call.read()?;
-    let told = keys::told_of(&api, client, &operation, &call.metadata).await?;
+    let told = keys::told_of(&api, client, &scopes, &operation, &call.metadata).await?;
     Ok(unary::reply(&messages::key(&told)))
 }
 

@@ -2,16 +2,23 @@
 
 use std::collections::BTreeMap;
 
+use http::Method;
 use semel_payments::problem::FinalKind;
 use serde_json::{Map, Value, json};
 
 use super::parts::{header, parameter, schema};
 use super::problems;
+use crate::access::Access;
 use crate::problem::Kind;
 
 /// What any request that needs a credential can be answered with.
-const ALWAYS: [Kind; 4] =
-    [Kind::RequestInvalid, Kind::Unauthenticated, Kind::Internal, Kind::TemporarilyUnavailable];
+const ALWAYS: [Kind; 5] = [
+    Kind::RequestInvalid,
+    Kind::Unauthenticated,
+    Kind::Forbidden,
+    Kind::Internal,
+    Kind::TemporarilyUnavailable,
+];
 /// What any request under a key can be answered with, beside those.
 const KEYED: [Kind; 9] = [
     Kind::KeyMissing,
@@ -187,6 +194,10 @@ impl Operation {
         if self.is_open {
             operation["security"] = json!([]);
         }
+        if let Some(access) = Access::of_request(&method(self.method), self.path) {
+            // As of version 3.1 such a list names what the credential must allow.
+            operation["security"] = json!([{ "bearer": [access.name()] }]);
+        }
         if !self.parameters.is_empty() {
             operation["parameters"] = json!(self.parameters);
         }
@@ -199,6 +210,10 @@ impl Operation {
         }
         operation
     }
+}
+
+fn method(name: &str) -> Method {
+    name.parse().unwrap_or_default()
 }
 
 fn stored_headers() -> Map<String, Value> {

@@ -59,6 +59,7 @@ fn members(kind: Kind) -> Value {
                 },
             },
         }),
+        Kind::Forbidden => json!({ "scope": { "type": "string" } }),
         Kind::ContentTooLarge => json!({ "max_bytes": { "type": "integer" } }),
         Kind::KeyExpired | Kind::OutcomeUnknown | Kind::NeedsAttention => json!({ "resource_id": id() }),
         _ => json!({}),
@@ -73,7 +74,10 @@ pub(super) fn response(kinds: &[Kind]) -> Value {
     let mut headers = Map::from_iter([("Request-Id".to_owned(), header("Request-Id"))]);
     for (name, is_told) in [
         ("Retry-After", kinds.iter().all(|kind| kind.retry_after().is_some())),
-        ("WWW-Authenticate", kinds.contains(&Kind::Unauthenticated)),
+        (
+            "WWW-Authenticate",
+            kinds.iter().any(|kind| [Kind::Unauthenticated, Kind::Forbidden].contains(kind)),
+        ),
         ("Allow", kinds.contains(&Kind::MethodNotAllowed)),
         ("Location", kinds.contains(&Kind::KeyExpired)),
         ("Link", kinds.iter().all(|kind| kind.is_linked())),

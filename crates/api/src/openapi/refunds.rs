@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::operation::Operation;
 use super::parts::{amount, currency, id, page, schema};
 use crate::problem::Kind;
-use crate::refunds::{REFUND, REFUNDS};
+use crate::refunds::{ALL_REFUNDS, REFUND, REFUNDS};
 
 const TAG: &str = "refunds";
 
@@ -28,11 +28,20 @@ pub(super) fn describe() -> (Vec<Operation>, Value) {
         .takes("Limit")
         .takes("Cursor")
         .succeeds(200, "A page of them.", &schema("RefundPage"));
+    let all = Operation::get(
+        ALL_REFUNDS,
+        "listAllRefunds",
+        "Lists your refunds of all payments, the newest first.",
+    )
+    .tag(TAG)
+    .takes("Limit")
+    .takes("Cursor")
+    .succeeds(200, "A page of them.", &schema("RefundPage"));
     let find = Operation::get(REFUND, "getRefund", "Returns one of your refunds.")
         .tag(TAG)
         .takes_id()
         .succeeds(200, "The refund.", &schema("Refund"));
-    (vec![create, list, find], schemas())
+    (vec![create, list, all, find], schemas())
 }
 
 pub(super) fn example() -> Value {

@@ -57,7 +57,7 @@ fn api(payments: Payments) -> Api {
         return api;
     }
     let provider = GrpcProvider::new("http://127.0.0.1:1", Dedup::ForEver).unwrap();
-    api.with_payments(MakePayment::new(settings.namespace, provider, settings.problem_base))
+    api.with_payments(MakePayment::new(settings.namespace, provider.into(), settings.problem_base))
 }
 
 /// The paths that the router has, as it shows itself: `paths: {RouteId(0): "/v1/orders", …}`. Those of gRPC are described

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use secrecy::ExposeSecret as _;
 use semel_api::{Api, Door, Settings};
-use semel_core::credentials;
+use semel_core::credentials::{self, Scopes};
 use semel_core::database::{self, DatabaseUrl};
 use semel_core::lifecycle::Lifecycle;
 use semel_core::schema::{self, ENGINE};
@@ -102,7 +102,14 @@ impl Database {
 
     /// Makes a credential of a client, and the client where it is new; returns the token.
     pub(crate) async fn token(&self, client: &str) -> String {
-        let created = credentials::operator::create(&self.pool, &client.parse().unwrap()).await.unwrap();
+        self.token_for(client, &[]).await
+    }
+
+    /// As [`Database::token`], for nothing but these scopes.
+    pub(crate) async fn token_for(&self, client: &str, scopes: &[&str]) -> String {
+        let scopes = Scopes::only(scopes.iter().map(|&scope| scope.to_owned()));
+        let client = client.parse().unwrap();
+        let created = credentials::operator::create(&self.pool, &client, &scopes).await.unwrap();
         created.token.expose_secret().to_owned()
     }
 
@@ -191,7 +198,7 @@ impl Server {
         let mut api = Api::new(pool, settings.clone(), life.clone());
         if let Some(provider) = provider {
             let port = GrpcProvider::new(&provider.url(), Dedup::ForEver).unwrap();
-            api = api.with_payments(MakePayment::new(settings.namespace, port, settings.problem_base));
+            api = api.with_payments(MakePayment::new(settings.namespace, port.into(), settings.problem_base));
         }
         let api = change(api);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -54,10 +54,10 @@ async fn a_payment_under_way_and_one_for_a_person_are_told_apart() {
             let lost = over.payment(&server, "k", 1250).await;
             lost.expect_problem("outcome-unknown");
             let told = over.state(&server, "payments.create", "k").await;
-            assert_eq!(told, ("in_progress".to_owned(), lost.resource_id.unwrap()));
+            assert_eq!(told, Ok(("in_progress".to_owned(), lost.resource_id.unwrap())));
             db.execute("UPDATE idempotency_keys SET needs_person_at = now(), needs_person_reason = 'test'")
                 .await;
-            assert_eq!(over.state(&server, "payments.create", "k").await.0, "needs_attention");
+            assert_eq!(over.state(&server, "payments.create", "k").await.unwrap().0, "needs_attention");
             over.payment(&server, "k", 1250).await.expect_problem("needs-attention");
         })
         .await;

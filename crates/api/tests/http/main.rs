@@ -22,6 +22,7 @@ mod provider;
 mod reading;
 mod refunds;
 mod rules;
+mod scopes;
 mod secured;
 mod tls;
 mod webhooks;

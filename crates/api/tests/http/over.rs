@@ -54,20 +54,73 @@ impl Over {
         }
     }
 
-    /// Asks how a key stands; returns its state and what it makes.
-    pub(crate) async fn state(self, server: &Server, operation: &str, key: &str) -> (String, String) {
+    /// Asks how a key stands; returns its state and what it makes, or the kind of problem.
+    pub(crate) async fn state(
+        self,
+        server: &Server,
+        operation: &str,
+        key: &str,
+    ) -> Result<(String, String), String> {
         match self {
             Self::Http => {
                 let ask = server.get(&format!("/v1/idempotency-keys/{operation}"));
-                let told = ask.header("Idempotency-Key", key).send(server.address).await.json();
-                (text(&told["state"]).unwrap(), text(&told["resource_id"]).unwrap())
+                let answer = ask.header("Idempotency-Key", key).send(server.address).await;
+                let told = answer.json();
+                answered(&answer).problem.map_or(Ok(()), Err)?;
+                Ok((text(&told["state"]).unwrap(), text(&told["resource_id"]).unwrap()))
             }
             Self::Grpc => {
                 let request = v1::GetIdempotencyKeyRequest { operation: operation.to_owned() };
                 let call = Call::new(server, "GetIdempotencyKey", &request).with("idempotency-key", key);
-                let told: v1::IdempotencyKey = call.send(server).await.message();
+                let reply = call.send(server).await;
+                replied(&reply, |_| String::new()).problem.map_or(Ok(()), Err)?;
+                let told: v1::IdempotencyKey = reply.message();
                 let state = told.state().as_str_name().strip_prefix("STATE_").unwrap().to_lowercase();
-                (state, told.resource_id)
+                Ok((state, told.resource_id))
+            }
+        }
+    }
+
+    /// Asks for a page of the client's refunds; returns their ids, and where the next page begins.
+    pub(crate) async fn refunds(
+        self,
+        server: &Server,
+        limit: u32,
+        cursor: Option<&str>,
+    ) -> Result<(Vec<String>, Option<String>), String> {
+        match self {
+            Self::Http => {
+                let cursor = cursor.map(|cursor| format!("&cursor={cursor}")).unwrap_or_default();
+                let answer =
+                    server.get(&format!("/v1/refunds?limit={limit}{cursor}")).send(server.address).await;
+                answered(&answer).problem.map_or(Ok(()), Err)?;
+                let page = answer.json();
+                let refunds = page["refunds"].as_array().unwrap();
+                let ids = refunds.iter().map(|refund| text(&refund["id"]).unwrap()).collect();
+                Ok((ids, text(&page["next_cursor"])))
+            }
+            Self::Grpc => {
+                let cursor = cursor.unwrap_or_default().to_owned();
+                let request = v1::ListRefundsRequest { payment_id: String::new(), limit, cursor };
+                let reply = Call::new(server, "ListRefunds", &request).send(server).await;
+                replied(&reply, |_| String::new()).problem.map_or(Ok(()), Err)?;
+                let page: v1::ListRefundsResponse = reply.message();
+                let next = (!page.next_cursor.is_empty()).then_some(page.next_cursor);
+                Ok((page.refunds.into_iter().map(|refund| refund.id).collect(), next))
+            }
+        }
+    }
+
+    /// Asks for a page of orders or payments; returns the kind of problem, if there is one.
+    pub(crate) async fn list(self, server: &Server, what: &str) -> Option<String> {
+        match self {
+            Self::Http => answered(&server.get(&format!("/v1/{what}")).send(server.address).await).problem,
+            Self::Grpc => {
+                let call = match what {
+                    "orders" => Call::new(server, "ListOrders", &v1::ListOrdersRequest::default()),
+                    _ => Call::new(server, "ListPayments", &v1::ListPaymentsRequest::default()),
+                };
+                replied(&call.send(server).await, |_| String::new()).problem
             }
         }
     }

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::bed::{Database, Server, with_database};
 use crate::client::{Answer, Ask};
+use crate::over::Over;
 use crate::payments::{expect_replay, with_payments};
 use crate::provider::Script;
 
@@ -265,6 +266,34 @@ async fn without_a_provider_there_are_no_refunds() {
         refund(&server, &payment, "r", 500).send(server.address).await.expect_problem(404, "not-found");
         let key = server.get("/v1/idempotency-keys/refunds.create").header("Idempotency-Key", "r");
         key.send(server.address).await.expect_problem(404, "not-found");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn all_refunds_of_a_client_are_listed_page_by_page_over_both_protocols() {
+    with_payments(async |db, server, _| {
+        let mut made = Vec::new();
+        for (number, payment) in ["a", "b"].into_iter().enumerate() {
+            let paid = server.payment(payment, 1250).send(server.address).await;
+            let path = format!("{}/refunds", paid.header("location").unwrap());
+            for amount in [100, 200] {
+                let key = format!("{payment}{amount}");
+                let ask = server.post_to(&path, format!(r#"{{"amount":{amount}}}"#));
+                let refund = ask.header("Idempotency-Key", key).send(server.address).await;
+                made.insert(0, refund.json()["id"].as_str().unwrap().to_owned());
+            }
+            assert_eq!(made.len(), 2 * (number + 1));
+        }
+        let other = Server { token: db.token("other").await, ..server.clone() };
+        for over in Over::BOTH {
+            let (first, next) = over.refunds(&server, 3, None).await.unwrap();
+            let (last, end) = over.refunds(&server, 3, next.as_deref()).await.unwrap();
+            assert_eq!(([first, last].concat(), end), (made.clone(), None), "{over:?}");
+            assert_eq!(over.refunds(&other, 3, None).await, Ok((Vec::new(), None)));
+            assert_eq!(over.refunds(&server, 101, None).await, Err("request-invalid".to_owned()));
+            assert_eq!(over.refunds(&server, 3, Some("x")).await, Err("request-invalid".to_owned()));
+        }
     })
     .await;
 }

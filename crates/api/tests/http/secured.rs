@@ -8,6 +8,7 @@ use semel_core::database::{self, DatabaseUrl};
 use semel_payments::payments::create::MakePayment;
 use semel_payments::problem::ProblemBase;
 use semel_payments::provider::Dedup;
+use semel_payments::provider::chosen::Chosen;
 use semel_payments::provider::grpc::GrpcProvider;
 
 use crate::authority::{Authority, Front, Opening};
@@ -82,7 +83,7 @@ async fn a_provider_is_believed_by_its_certificate_alone() {
             let url = format!("https://localhost:{}", front.address.port());
             let port = GrpcProvider::certified_by(&url, Some(&authority.pem), Dedup::ForEver).unwrap();
             let problems: ProblemBase = ProblemBase::DEFAULT.parse().unwrap();
-            let make = MakePayment::new("test".parse().unwrap(), port, problems);
+            let make = MakePayment::<Chosen>::new("test".parse().unwrap(), port.into(), problems);
             db.serve_changed(None, |api| api.with_payments(make), Door::default()).await
         };
         let server = through(&right, &authority).await;
@@ -109,7 +110,11 @@ async fn without_a_certificate_nobody_speaks_to_a_provider_that_should_have_one(
         let url = format!("https://localhost:{}", provider.address().port());
         let authority = Authority::new();
         let port = GrpcProvider::certified_by(&url, Some(&authority.pem), Dedup::ForEver).unwrap();
-        let make = MakePayment::new("test".parse().unwrap(), port, ProblemBase::DEFAULT.parse().unwrap());
+        let make = MakePayment::<Chosen>::new(
+            "test".parse().unwrap(),
+            port.into(),
+            ProblemBase::DEFAULT.parse().unwrap(),
+        );
         let server = db.serve_changed(None, |api| api.with_payments(make), Door::default()).await;
         let answer = server.payment("k", 1250).send(server.address).await;
         answer.expect_problem(503, "outcome-unknown");

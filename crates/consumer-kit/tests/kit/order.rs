@@ -295,8 +295,9 @@ async fn when_too_many_are_parked_the_next_one_waits_in_its_queue() {
     let consumer = world.start_with(builder());
     consumer.ready().await;
     let failing: Vec<_> = (0..3).flat_map(|number| steps(&number.to_string(), &[Act::Fail(1)])).collect();
-    world.publish_steps(&failing).await;
+    world.publish_steps(&failing[..2]).await;
     world.parked(2).await;
+    world.publish_steps(&failing[2..]).await;
     consumer.not_ready().await;
     sqlx::query("UPDATE parked_events SET next_attempt_at = now()").execute(&world.pool).await.unwrap();
     world.took_effect(2).await;

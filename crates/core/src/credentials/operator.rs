@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use sqlx::{Connection as _, PgConnection, PgPool};
 use time::OffsetDateTime;
 
+use super::Scopes;
 use crate::database::{self, Lent};
 use crate::idempotency::ClientId;
 use crate::idempotency::store::interval;
@@ -33,6 +34,9 @@ pub enum CredentialError {
     /// The system has no random numbers.
     #[error("drawing random numbers")]
     Random(getrandom::Error),
+    /// Its credentials may be used for different things.
+    #[error("the credentials of {0} have different scopes: say which the new one is to have")]
+    ScopesDiffer(ClientId),
     /// There is no such client.
     #[error("there is no client {0}: `credentials create` makes one")]
     UnknownClient(ClientId),
@@ -101,6 +105,8 @@ pub struct Record {
     pub credential_id: String,
     /// The account that it speaks for.
     pub client_id: String,
+    /// What it may be used for; none for everything.
+    pub scopes: Option<Vec<String>>,
     /// When it was made.
     pub created_at: OffsetDateTime,
     /// From when on it is refused; may lie ahead.
@@ -114,7 +120,11 @@ pub struct Record {
 /// # Errors
 ///
 /// When there are no random numbers, or the database fails.
-pub async fn create(pool: &PgPool, client: &ClientId) -> Result<NewCredential, CredentialError> {
+pub async fn create(
+    pool: &PgPool,
+    client: &ClientId,
+    scopes: &Scopes,
+) -> Result<NewCredential, CredentialError> {
     let drawn = Drawn::new()?;
     database::call(pool, async |connection| {
         sqlx::query!(
@@ -122,10 +132,11 @@ pub async fn create(pool: &PgPool, client: &ClientId) -> Result<NewCredential, C
             WITH client AS (
                 INSERT INTO api_clients (client_id) VALUES ($1) ON CONFLICT DO NOTHING
             )
-            INSERT INTO api_credentials (credential_id, client_id, secret_hash) VALUES ($2, $1, $3)",
+            INSERT INTO api_credentials (credential_id, client_id, secret_hash, scopes) VALUES ($2, $1, $3, $4)",
             client.as_str(),
             drawn.credential_id,
-            &drawn.secret_hash[..]
+            &drawn.secret_hash[..],
+            scopes.names()
         )
         .execute(connection)
         .await
@@ -137,32 +148,46 @@ pub async fn create(pool: &PgPool, client: &ClientId) -> Result<NewCredential, C
 
 /// Creates a credential for a client, and ends its others after `overlap`. Returns the new one, and how many are to end.
 ///
+/// Where it is not said what the new one may be used for, that is what the others may, if that is one and the same.
+///
 /// # Errors
 ///
-/// When there is no such client or there are no random numbers, or the database fails.
+/// When there is no such client, its credentials differ in what they may be used for, there are no random numbers, or the
+/// database fails.
 pub async fn rotate(
     pool: &PgPool,
     client: &ClientId,
     overlap: Duration,
+    scopes: Option<&Scopes>,
     by: By<'_>,
 ) -> Result<(NewCredential, u64), CredentialError> {
     let drawn = Drawn::new()?;
     let failed = |source| failed("replacing", client.as_str())(source);
     let mut connection = Lent::from(pool).await.map_err(failed)?;
-    let ending = connection.call(async |connection| replace(connection, client, overlap, &drawn, by).await);
-    match ending.await.map_err(failed)? {
-        Some(ending) => Ok((drawn.credential(), ending)),
-        None => Err(CredentialError::UnknownClient(client.clone())),
+    let replaced =
+        connection.call(async |connection| replace(connection, client, overlap, scopes, &drawn, by).await);
+    match replaced.await.map_err(failed)? {
+        Replaced::Done { ending } => Ok((drawn.credential(), ending)),
+        Replaced::NoClient => Err(CredentialError::UnknownClient(client.clone())),
+        Replaced::ScopesDiffer => Err(CredentialError::ScopesDiffer(client.clone())),
     }
+}
+
+/// What came of replacing.
+enum Replaced {
+    Done { ending: u64 },
+    NoClient,
+    ScopesDiffer,
 }
 
 async fn replace(
     connection: &mut PgConnection,
     client: &ClientId,
     overlap: Duration,
+    scopes: Option<&Scopes>,
     drawn: &Drawn,
     by: By<'_>,
-) -> Result<Option<u64>, sqlx::Error> {
+) -> Result<Replaced, sqlx::Error> {
     let mut tx = connection.begin().await?;
     // Of two at once the later one ends the credential that the earlier one made.
     let known = sqlx::query_scalar!(
@@ -174,8 +199,20 @@ async fn replace(
     .await?;
     if known.is_none() {
         tx.rollback().await?;
-        return Ok(None);
+        return Ok(Replaced::NoClient);
     }
+    let scopes = match scopes {
+        Some(scopes) => scopes.clone(),
+        None => match scopes_in_force(&mut tx, client).await?.as_slice() {
+            // Whoever has none that is good gets one for everything, as by `create`.
+            [] => Scopes::all(),
+            [scopes] => scopes.clone(),
+            _ => {
+                tx.rollback().await?;
+                return Ok(Replaced::ScopesDiffer);
+            }
+        },
+    };
     let ended = sqlx::query!(
         "-- credentials_end
         UPDATE api_credentials SET revoked_at = clock_timestamp() + $2::INTERVAL
@@ -188,16 +225,33 @@ async fn replace(
     .rows_affected();
     sqlx::query!(
         "-- credentials_add
-        INSERT INTO api_credentials (credential_id, client_id, secret_hash) VALUES ($1, $2, $3)",
+        INSERT INTO api_credentials (credential_id, client_id, secret_hash, scopes) VALUES ($1, $2, $3, $4)",
         drawn.credential_id,
         client.as_str(),
-        &drawn.secret_hash[..]
+        &drawn.secret_hash[..],
+        scopes.names()
     )
     .execute(&mut *tx)
     .await?;
     record(&mut tx, "credentials rotate", client.as_str(), by).await?;
     tx.commit().await?;
-    Ok(Some(ended))
+    Ok(Replaced::Done { ending: ended })
+}
+
+/// Returns the scopes of a client's good credentials, each list once.
+async fn scopes_in_force(
+    connection: &mut PgConnection,
+    client: &ClientId,
+) -> Result<Vec<Scopes>, sqlx::Error> {
+    let lists = sqlx::query_scalar!(
+        "-- credentials_scopes
+        SELECT DISTINCT scopes FROM api_credentials
+        WHERE client_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp())",
+        client.as_str()
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(lists.into_iter().map(Scopes::from).collect())
 }
 
 /// Revokes a credential at once.
@@ -265,7 +319,7 @@ pub async fn list(
         sqlx::query_as!(
             Record,
             r#"-- credentials_list
-            SELECT credential_id, client_id, created_at, revoked_at,
+            SELECT credential_id, client_id, scopes, created_at, revoked_at,
                    COALESCE(revoked_at <= clock_timestamp(), FALSE) AS "is_revoked!"
             FROM api_credentials
             WHERE $1::TEXT IS NULL OR client_id = $1

@@ -106,6 +106,15 @@ pub trait Operation: Send + Sync {
     /// Returns the id of the resource that this key makes; derived, so that a repeat makes the same.
     fn resource_id(&self, scope: &Scope) -> Uuid;
 
+    /// Says what of a command is not acceptable; of a known key's nothing is asked.
+    ///
+    /// # Errors
+    ///
+    /// With the field that is not acceptable.
+    fn validate(&self, command: &Self::Command) -> Result<(), InvalidCommand> {
+        command.validate()
+    }
+
     /// Says whether a new execution may begin; what has begun is driven on in any case.
     fn may_begin(&self) -> bool {
         true
@@ -353,7 +362,7 @@ impl<O: Operation> Run<'_, O> {
 
     /// Returns what keeps a new execution from beginning, as far as that is known without the database.
     fn refusal(&self) -> Option<Answer> {
-        if let Err(invalid) = self.command.validate() {
+        if let Err(invalid) = self.operation.validate(self.command) {
             return Some(Answer::Invalid(invalid));
         }
         if !self.operation.may_begin() {

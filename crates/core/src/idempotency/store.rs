@@ -422,6 +422,36 @@ pub async fn advance(
     Ok(done.rows_affected() == 1)
 }
 
+/// Writes down what the provider calls that which a held key is to do, while it stands at this point. Says whether it did, or
+/// had, and not under another name.
+///
+/// # Errors
+///
+/// When the database fails; what is known of the name is then in the row.
+pub async fn refer(
+    connection: &mut PgConnection,
+    scope: &Scope,
+    fence: Fence,
+    at: &str,
+    reference: &str,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query!(
+        "-- idempotency_refer
+        UPDATE idempotency_keys SET provider_reference = $6
+        WHERE client_id = $1 AND operation = $2 AND key = $3 AND status = 'in_progress' AND fence = $4
+          AND recovery_point = $5 AND COALESCE(provider_reference, $6) = $6",
+        scope.client.as_str(),
+        scope.operation,
+        scope.key.as_str(),
+        fence.0,
+        at,
+        reference
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
 /// Gives a held key up until a later check: its lease ends now, its execution does not. Says whether the fence was still
 /// good.
 ///

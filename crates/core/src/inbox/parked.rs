@@ -158,6 +158,32 @@ pub async fn is_full(connection: &mut PgConnection, consumer: &str, limit: i64) 
     .await
 }
 
+/// Whether the end of an event's last attempt is known.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Suspicion {
+    /// It is.
+    None,
+    /// It is not: the event may be one that ends its process, and with it what is handled beside it.
+    Suspect,
+}
+
+/// Says whether there are suspects among the events that are due.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn has_suspect(connection: &mut PgConnection, consumer: &str) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"-- parked_has_suspect
+        SELECT EXISTS (
+            SELECT FROM parked_events WHERE consumer = $1 AND is_under_way AND next_attempt_at <= now()
+        ) AS "has_suspect!""#,
+        consumer
+    )
+    .fetch_one(connection)
+    .await
+}
+
 /// Takes events that are due, the longest due first, counts an attempt at each, and makes them due again after `lease`.
 ///
 /// # Errors
@@ -166,6 +192,7 @@ pub async fn is_full(connection: &mut PgConnection, consumer: &str, limit: i64) 
 pub async fn claim(
     connection: &mut PgConnection,
     consumer: &str,
+    suspicion: Suspicion,
     lease: Duration,
     limit: i64,
 ) -> Result<Vec<Parked>, sqlx::Error> {
@@ -174,20 +201,21 @@ pub async fn claim(
         r#"-- parked_claim
         WITH due AS (
             SELECT parked_id FROM parked_events
-            WHERE consumer = $1 AND next_attempt_at <= now()
+            WHERE consumer = $1 AND is_under_way = $4 AND next_attempt_at <= now()
             ORDER BY next_attempt_at
             LIMIT $3
             FOR UPDATE SKIP LOCKED
         )
         UPDATE parked_events
-        SET attempts = attempts + 1, next_attempt_at = clock_timestamp() + $2::INTERVAL
+        SET attempts = attempts + 1, is_under_way = true, next_attempt_at = clock_timestamp() + $2::INTERVAL
         FROM due
         WHERE parked_events.parked_id = due.parked_id
         RETURNING parked_events.parked_id, event_id, aggregate_type, aggregate_id, exchange, routing_key,
                   properties::TEXT AS "properties!", payload, attempts, first_failed_at"#,
         consumer,
         interval(lease),
-        limit
+        limit,
+        suspicion == Suspicion::Suspect
     )
     .fetch_all(connection)
     .await
@@ -259,7 +287,7 @@ pub async fn fail(
     sqlx::query!(
         "-- parked_fail
         UPDATE parked_events
-        SET reason = 'failed', error = $3, last_failed_at = clock_timestamp(),
+        SET reason = 'failed', error = $3, is_under_way = false, last_failed_at = clock_timestamp(),
             first_failed_at = coalesce(first_failed_at, clock_timestamp()),
             next_attempt_at = clock_timestamp() + $4::INTERVAL
         WHERE parked_id = $1 AND attempts = $2",
@@ -287,7 +315,8 @@ pub async fn excuse(
 ) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "-- parked_excuse
-        UPDATE parked_events SET attempts = attempts - 1, next_attempt_at = clock_timestamp() + $3::INTERVAL
+        UPDATE parked_events
+        SET attempts = attempts - 1, is_under_way = false, next_attempt_at = clock_timestamp() + $3::INTERVAL
         WHERE parked_id = $1 AND attempts = $2",
         parked_id,
         attempts,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
 use semel_core::credentials::operator::{By, CredentialError, CredentialId, create, list, revoke, rotate};
-use semel_core::credentials::{Authenticator, is_shut_out};
+use semel_core::credentials::{Authenticator, Caller, Scopes, is_shut_out};
 use semel_core::idempotency::ClientId;
 use sqlx::Executor as _;
 use tokio::task::JoinSet;
@@ -19,9 +19,9 @@ async fn a_token_speaks_for_its_client() {
         let authenticator = Authenticator::new(db.pool.clone());
         // A second credential beside the first: rotation with overlap.
         for _ in 0..2 {
-            let created = create(&db.pool, &acme).await.unwrap();
-            let client = authenticator.authenticate(created.token.expose_secret()).await.unwrap();
-            assert_eq!(client.as_ref(), Some(&acme));
+            let created = create(&db.pool, &acme, &Scopes::all()).await.unwrap();
+            let caller = authenticator.authenticate(created.token.expose_secret()).await.unwrap();
+            assert_eq!(caller, Some(Caller { client: acme.clone(), scopes: Scopes::all() }));
         }
         assert_eq!(db.count("SELECT count(*) FROM api_clients").await, 1);
     })
@@ -31,7 +31,7 @@ async fn a_token_speaks_for_its_client() {
 #[tokio::test]
 async fn refuses_unknown_wrong_and_revoked_tokens() {
     with_database(async |db: Database| {
-        let created = create(&db.pool, &"acme".parse().unwrap()).await.unwrap();
+        let created = create(&db.pool, &"acme".parse().unwrap(), &Scopes::all()).await.unwrap();
         let token = created.token.expose_secret();
         let authenticator = Authenticator::new(db.pool.clone());
         let wrong = format!("{}{}", &token[..token.len() - 64], "0".repeat(64));
@@ -82,7 +82,7 @@ async fn at_most_four_questions_are_asked_at_a_time() {
 #[tokio::test]
 async fn the_secret_is_not_stored() {
     with_database(async |db: Database| {
-        let created = create(&db.pool, &"acme".parse().unwrap()).await.unwrap();
+        let created = create(&db.pool, &"acme".parse().unwrap(), &Scopes::all()).await.unwrap();
         let (_, secret) = created.token.expose_secret().rsplit_once('_').unwrap();
         let row: String = sqlx::query_scalar("SELECT row_to_json(c)::TEXT FROM api_credentials AS c")
             .fetch_one(&db.pool)
@@ -99,12 +99,12 @@ const BY: By<'_> = By { actor: "ada", reason: "it leaked" };
 async fn a_new_credential_takes_over_from_the_others_after_a_while() {
     with_database(async |db: Database| {
         let acme: ClientId = "acme".parse().unwrap();
-        let error = rotate(&db.pool, &acme, Duration::ZERO, BY).await.unwrap_err();
+        let error = rotate(&db.pool, &acme, Duration::ZERO, None, BY).await.unwrap_err();
         assert!(matches!(error, CredentialError::UnknownClient(_)), "{error}");
 
-        let old = create(&db.pool, &acme).await.unwrap();
-        let stranger = create(&db.pool, &"umbrella".parse().unwrap()).await.unwrap();
-        let (second, ending) = rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
+        let old = create(&db.pool, &acme, &Scopes::all()).await.unwrap();
+        let stranger = create(&db.pool, &"umbrella".parse().unwrap(), &Scopes::all()).await.unwrap();
+        let (second, ending) = rotate(&db.pool, &acme, Duration::from_hours(1), None, BY).await.unwrap();
         assert_eq!(ending, 1);
         // Asked anew each time, so that nothing remembered answers.
         let is_good = async |token: &secrecy::SecretString| {
@@ -116,12 +116,12 @@ async fn a_new_credential_takes_over_from_the_others_after_a_while() {
         );
 
         // Ends the second at once, and the old one earlier than it was to.
-        let (third, ending) = rotate(&db.pool, &acme, Duration::ZERO, BY).await.unwrap();
+        let (third, ending) = rotate(&db.pool, &acme, Duration::ZERO, None, BY).await.unwrap();
         assert_eq!(ending, 2);
         assert!(!is_good(&old.token).await && !is_good(&second.token).await);
         assert!(is_good(&third.token).await && is_good(&stranger.token).await);
         // A later end does not put off an earlier one.
-        let (_, ending) = rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
+        let (_, ending) = rotate(&db.pool, &acme, Duration::from_hours(1), None, BY).await.unwrap();
         assert_eq!(ending, 1);
         assert!(!is_good(&old.token).await);
         assert_eq!(db.count("SELECT count(*) FROM operator_actions WHERE subject = 'acme'").await, 3);
@@ -133,8 +133,8 @@ async fn a_new_credential_takes_over_from_the_others_after_a_while() {
 async fn a_revoked_credential_is_refused_and_the_deed_told() {
     with_database(async |db: Database| {
         let acme: ClientId = "acme".parse().unwrap();
-        let credential = create(&db.pool, &acme).await.unwrap();
-        let (other, _) = rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
+        let credential = create(&db.pool, &acme, &Scopes::all()).await.unwrap();
+        let (other, _) = rotate(&db.pool, &acme, Duration::from_hours(1), None, BY).await.unwrap();
         let id = credential.token.expose_secret().parse().unwrap();
         assert_eq!(id, credential.credential_id.parse().unwrap(), "a whole token names it, too");
         revoke(&db.pool, &id, BY).await.unwrap();
@@ -142,7 +142,7 @@ async fn a_revoked_credential_is_refused_and_the_deed_told() {
         assert_eq!(authenticator.authenticate(credential.token.expose_secret()).await.unwrap(), None);
         assert!(!is_shut_out(&db.pool, &acme).await.unwrap());
         // One that is still to end shuts nobody out.
-        rotate(&db.pool, &acme, Duration::from_hours(1), BY).await.unwrap();
+        rotate(&db.pool, &acme, Duration::from_hours(1), None, BY).await.unwrap();
         assert!(!is_shut_out(&db.pool, &acme).await.unwrap());
 
         let error = revoke(&db.pool, &id, BY).await.unwrap_err();
@@ -164,10 +164,42 @@ async fn a_revoked_credential_is_refused_and_the_deed_told() {
 }
 
 #[tokio::test]
+async fn a_new_credential_may_be_used_for_what_is_said_or_for_what_the_others_may() {
+    with_database(async |db: Database| {
+        let acme: ClientId = "acme".parse().unwrap();
+        let reads = Scopes::only(["orders:read".to_owned()]);
+        let scopes = async |token: &secrecy::SecretString| {
+            // One that has not met it before.
+            let authenticator = Authenticator::new(db.pool.clone());
+            authenticator.authenticate(token.expose_secret()).await.unwrap().unwrap().scopes
+        };
+        let first = create(&db.pool, &acme, &reads).await.unwrap();
+        assert_eq!(scopes(&first.token).await, reads);
+        // Replacing gives nobody more than they had.
+        let (second, _) = rotate(&db.pool, &acme, Duration::ZERO, None, BY).await.unwrap();
+        assert_eq!(scopes(&second.token).await, reads);
+        create(&db.pool, &acme, &Scopes::all()).await.unwrap();
+        let error = rotate(&db.pool, &acme, Duration::ZERO, None, BY).await.unwrap_err();
+        assert!(matches!(error, CredentialError::ScopesDiffer(_)), "{error}");
+        assert_eq!(scopes(&second.token).await, reads, "what was refused ended nothing");
+        let writes = Scopes::only(["orders:write", "orders:read"].map(str::to_owned));
+        let (third, ending) = rotate(&db.pool, &acme, Duration::ZERO, Some(&writes), BY).await.unwrap();
+        assert_eq!((scopes(&third.token).await, ending), (writes.clone(), 2));
+        let listed = list(&db.pool, Some(&acme), 10).await.unwrap();
+        let lists: Vec<_> = listed.into_iter().map(|record| Scopes::from(record.scopes)).collect();
+        assert_eq!(lists, [reads.clone(), reads, Scopes::all(), writes]);
+        let none = db.pool.execute("UPDATE api_credentials SET scopes = '{}'").await.unwrap_err();
+        let constraint = none.as_database_error().and_then(|error| error.constraint());
+        assert_eq!(constraint, Some("api_credentials_scopes_some"));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn lists_those_of_a_client_or_all() {
     with_database(async |db: Database| {
         for client in ["umbrella", "acme", "acme"] {
-            create(&db.pool, &client.parse().unwrap()).await.unwrap();
+            create(&db.pool, &client.parse().unwrap(), &Scopes::all()).await.unwrap();
         }
         let clients = async |client: Option<&str>, limit| {
             let client = client.map(|client| client.parse().unwrap());

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use semel_core::derive::{self, Namespace};
-use semel_core::idempotency::Scope;
 use semel_core::idempotency::engine::{Begun, LEASE, Operation, Proceeded, Terms};
 use semel_core::idempotency::store::{self, Fence, LookedUp, NewKey};
+use semel_core::idempotency::{Command as _, InvalidCommand, Scope};
 use semel_core::{begin_key, look_up_key};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -52,6 +52,11 @@ impl<P: Provider> Operation for MakePayment<P> {
 
     fn resource_id(&self, scope: &Scope) -> Uuid {
         derive::from_key(&self.namespace, scope, "payment")
+    }
+
+    fn validate(&self, command: &CreatePayment) -> Result<(), InvalidCommand> {
+        command.validate()?;
+        self.provider.accepts(&command.currency, &command.source)
     }
 
     fn may_begin(&self) -> bool {

@@ -1,4 +1,4 @@
-//! A payment that the provider told of by itself, and the evidence of it.
+//! A payment that the provider told of by itself.
 
 use semel_core::idempotency::store::Fence;
 use semel_core::idempotency::{Command as _, Scope};
@@ -50,39 +50,4 @@ pub(crate) async fn find(
             reference: row.reference,
         }
     }))
-}
-
-/// What the provider told by itself, as it is written down.
-#[derive(Debug)]
-pub(crate) struct Entry<'a> {
-    /// Derived from the provider's event.
-    pub(crate) answer_id: Uuid,
-    pub(crate) payment_id: Uuid,
-    pub(crate) refund_id: Option<Uuid>,
-    pub(crate) provider_key: &'a str,
-    pub(crate) outcome: &'static str,
-    pub(crate) reference: Option<&'a str>,
-    pub(crate) code: Option<&'a str>,
-}
-
-/// Appends evidence, once for each event of the provider; says whether this was the first time.
-pub(crate) async fn append(connection: &mut PgConnection, entry: &Entry<'_>) -> Result<bool, sqlx::Error> {
-    let done = sqlx::query!(
-        "-- provider_answers_hear
-        INSERT INTO provider_answers (
-            answer_id, payment_id, refund_id, provider_key, call, outcome, provider_reference, decline_code, fence
-        )
-        VALUES ($1, $2, $3, $4, 'webhook', $5, $6, $7, 0)
-        ON CONFLICT (answer_id) DO NOTHING",
-        entry.answer_id,
-        entry.payment_id,
-        entry.refund_id,
-        entry.provider_key,
-        entry.outcome,
-        entry.reference,
-        entry.code
-    )
-    .execute(connection)
-    .await?;
-    Ok(done.rows_affected() == 1)
 }

@@ -9,6 +9,9 @@ const TOLERATED: u32 = 5;
 /// How long it stays open before one call may look.
 const OPEN_FOR: Duration = Duration::from_secs(1);
 
+/// Why nothing is called while the breaker is open.
+pub(super) const SPARED: &str = "the provider has not answered for a while, and is not called";
+
 /// A circuit breaker; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Breaker {

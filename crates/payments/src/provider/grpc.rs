@@ -13,10 +13,10 @@ use semel_proto::provider::v1::{
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
-use super::breaker::Breaker;
+use super::breaker::{Breaker, SPARED};
 use super::{
-    Answer, DEADLINE, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider, StoredCharge,
-    StoredRefund, clean, declined, succeeded,
+    Answer, Charged, DEADLINE, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider,
+    StoredCharge, StoredRefund, clean, declined, succeeded,
 };
 use crate::metrics::{PROVIDER_CALLS, PROVIDER_SECONDS};
 
@@ -26,9 +26,6 @@ const MESSAGE_LIMIT: usize = 64 * 1024;
 const PAGE: i32 = 50;
 /// Most bytes kept of the provider's own words.
 const WORDS: usize = 200;
-
-/// Why nothing is called while the breaker is open.
-const SPARED: &str = "the provider has not answered for a while, and is not called";
 
 /// A provider behind a gRPC endpoint; clones share connection and breaker.
 #[derive(Clone, Debug)]
@@ -226,10 +223,9 @@ impl Provider for GrpcProvider {
         .await
     }
 
-    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8> {
+    fn encode_refund(&self, charge: &Charged, amount: i64) -> Vec<u8> {
         // Key and time belong to the send.
-        RefundRequest { charge_key: charge_key.to_owned(), amount, ..RefundRequest::default() }
-            .encode_to_vec()
+        RefundRequest { charge_key: charge.key.clone(), amount, ..RefundRequest::default() }.encode_to_vec()
     }
 
     async fn refund(&self, refund: &StoredRefund, not_after: SystemTime) -> Answer {
@@ -394,7 +390,13 @@ mod tests {
     use super::*;
 
     fn sent() -> StoredCharge {
-        StoredCharge { key: "k".to_owned(), request: Vec::new(), amount: 5, currency: "EUR".to_owned() }
+        StoredCharge {
+            key: "k".to_owned(),
+            request: Vec::new(),
+            amount: 5,
+            currency: "EUR".to_owned(),
+            reference: None,
+        }
     }
 
     fn answered(change: impl FnOnce(&mut Charge)) -> Answer {

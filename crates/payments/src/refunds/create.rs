@@ -18,7 +18,7 @@ use super::{CreateRefund, Refund, location, recovery};
 use crate::payments::create::MakePayment;
 use crate::payments::{self, Refundable, recovery_point};
 use crate::problem::{self, ProblemBase};
-use crate::provider::Provider;
+use crate::provider::{Charged, Provider};
 
 /// When a client is told to ask again whose payment has no outcome yet: most have one by then.
 const PAYMENT_SETTLES_WITHIN: Duration = Duration::from_secs(2);
@@ -140,7 +140,11 @@ impl<P: Provider> MakeRefund<P> {
         // Derived, so that a database that lost its tail asks for the same refund under the same key.
         let provider_key =
             derive::from_key(&self.payments.namespace, key.scope, "provider_refund").to_string();
-        let request = self.payments.provider.encode_refund(&payment.provider_key, command.amount);
+        let charge = Charged {
+            key: payment.provider_key.clone(),
+            reference: payment.provider_reference.clone().unwrap_or_default(),
+        };
+        let request = self.payments.provider.encode_refund(&charge, command.amount);
         let fence = sqlx::query_scalar!(
             "-- refunds_begin
             WITH key AS (

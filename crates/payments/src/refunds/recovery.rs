@@ -100,7 +100,7 @@ impl<P: Provider> Execution for Drive<'_, P> {
         let is_young = key.since_first_sent < self.operation.window;
         match (may_send, promises.look_up) {
             (true, _) if is_young => self.send(DEADLINE).await,
-            (_, LookUp::ByKey) => self.ask(may_send).await,
+            (_, LookUp::ByKey | LookUp::ByReference) => self.ask(may_send).await,
             (true, LookUp::None) => self.send(DEADLINE).await,
             (false, LookUp::None) => {
                 key.leave("the provider cannot tell what happened, and the refund must not be sent again")

@@ -9,6 +9,7 @@ mod dropped;
 mod fencing;
 mod making;
 mod owners;
+mod preparing;
 mod provider;
 mod recovering;
 mod refunds;

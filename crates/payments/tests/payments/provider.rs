@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use semel_payments::provider::{
-    Answer, Dedup, Fencing, LookUp, Promises, Provider, StoredCharge, StoredRefund,
+    Answer, Charged, Dedup, Fencing, LookUp, Prepared, Promises, Provider, StoredCharge, StoredRefund,
 };
 use tokio::sync::Semaphore;
 
 /// What it can be called for.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Call {
+    Prepare,
     Charge,
     Get,
     Cancel,
@@ -146,6 +147,12 @@ impl Scripted {
         self.state.lock().unwrap().sent.iter().map(|(_, not_after)| *not_after).collect()
     }
 
+    /// What the charges were prepared as that it was asked to make, in order.
+    pub(crate) fn charged_as(&self) -> Vec<Option<String>> {
+        let state = self.state.lock().unwrap();
+        state.sent.iter().map(|(charge, _)| charge.reference.clone()).collect()
+    }
+
     /// How often money moved, all in all.
     pub(crate) fn moved(&self) -> u32 {
         self.state.lock().unwrap().moved.values().sum()
@@ -214,6 +221,7 @@ impl Scripted {
         let given = state.given.contains_key(key);
         let (moved, fenced) = (state.moved.contains_key(key), state.fenced.contains(key));
         match call {
+            Call::Prepare => Answer::Succeeded { reference: format!("pi_{key}") },
             Call::Charge | Call::Get if fenced => Answer::Fenced,
             Call::Charge if moved && self.promises.dedup != Dedup::None => succeeded,
             Call::Charge => {
@@ -251,6 +259,15 @@ impl Provider for Scripted {
         !self.state.lock().unwrap().closed
     }
 
+    /// A fence stands for "never".
+    async fn prepare(&self, charge: &StoredCharge, _not_after: SystemTime) -> Prepared {
+        match self.answer(Call::Prepare, &charge.key).await {
+            Answer::Succeeded { reference } => Prepared::Reference(reference),
+            Answer::Fenced => Prepared::Never { reason: "scripted".to_owned() },
+            answer => Prepared::Answered(answer),
+        }
+    }
+
     async fn charge(&self, charge: &StoredCharge, not_after: SystemTime) -> Answer {
         self.state.lock().unwrap().sent.push((charge.clone(), not_after));
         self.answer(Call::Charge, &charge.key).await
@@ -264,8 +281,8 @@ impl Provider for Scripted {
         self.answer(Call::Cancel, &charge.key).await
     }
 
-    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8> {
-        format!("{charge_key} {amount}").into_bytes()
+    fn encode_refund(&self, charge: &Charged, amount: i64) -> Vec<u8> {
+        format!("{} {} {amount}", charge.key, charge.reference).into_bytes()
     }
 
     async fn refund(&self, refund: &StoredRefund, not_after: SystemTime) -> Answer {

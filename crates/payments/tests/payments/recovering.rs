@@ -192,7 +192,9 @@ async fn nothing_is_sent_again_for_a_client_that_was_shut_out() {
     ] {
         with_bed(async |bed: Bed| {
             for _ in 0..2 {
-                credentials::operator::create(&bed.pool, &scope("k").client).await.unwrap();
+                credentials::operator::create(&bed.pool, &scope("k").client, &credentials::Scopes::all())
+                    .await
+                    .unwrap();
             }
             bed.begin_unknown().await;
             bed.execute(revoked).await;

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::problem::ProblemBase;
 use semel_payments::provider::{
-    Answer, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider, StoredCharge, StoredRefund,
+    Answer, Charged, Dedup, Fencing, List, Listed, ListedMove, LookUp, Promises, Provider, StoredCharge,
+    StoredRefund,
 };
 
 use tokio::sync::Notify;
@@ -178,8 +179,8 @@ impl Provider for Desk {
         Answer::Fenced
     }
 
-    fn encode_refund(&self, charge_key: &str, amount: i64) -> Vec<u8> {
-        format!("{charge_key} {amount}").into_bytes()
+    fn encode_refund(&self, charge: &Charged, amount: i64) -> Vec<u8> {
+        format!("{} {amount}", charge.key).into_bytes()
     }
 
     async fn refund(&self, refund: &StoredRefund, _not_after: SystemTime) -> Answer {

@@ -107,10 +107,18 @@ async fn nobody_sends_for_a_client_that_is_shut_out() {
     with_database(async |db: Database| {
         for client in ["acme", "rotated"] {
             Stuck { client, ..Stuck::YOUNG }.plant(&db, 1).await;
-            let old = credentials::operator::create(&db.pool, &client.parse().unwrap()).await.unwrap();
+            let old = credentials::operator::create(
+                &db.pool,
+                &client.parse().unwrap(),
+                &credentials::Scopes::all(),
+            )
+            .await
+            .unwrap();
             revoke(&db, &old.credential_id).await;
         }
-        credentials::operator::create(&db.pool, &"rotated".parse().unwrap()).await.unwrap();
+        credentials::operator::create(&db.pool, &"rotated".parse().unwrap(), &credentials::Scopes::all())
+            .await
+            .unwrap();
         let provider = Desk::new();
         recovery(&db, &provider).run_once().await.unwrap();
         assert_eq!(provider.called("charge"), ["rotated-0"]);
@@ -124,7 +132,10 @@ async fn nobody_sends_for_a_client_that_is_shut_out() {
 async fn what_a_shut_out_client_was_charged_is_not_forgotten() {
     with_database(async |db: Database| {
         Stuck::YOUNG.plant(&db, 1).await;
-        let credential = credentials::operator::create(&db.pool, &"acme".parse().unwrap()).await.unwrap();
+        let credential =
+            credentials::operator::create(&db.pool, &"acme".parse().unwrap(), &credentials::Scopes::all())
+                .await
+                .unwrap();
         revoke(&db, &credential.credential_id).await;
         let provider = Desk::new();
         provider.charge_under("acme-0");

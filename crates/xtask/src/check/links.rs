@@ -28,7 +28,7 @@ pub(crate) fn faults(workspace: &Workspace) -> Result<Vec<String>> {
                 faults.push(format!("{place}: there is no {RUNBOOKS}{name}"));
             }
         }
-        if path.extension() != Some(OsStr::new("md")) {
+        if !is_page(path) {
             continue;
         }
         for link in relative_links(&text) {
@@ -55,12 +55,16 @@ pub(crate) fn faults(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(faults)
 }
 
+fn is_page(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new("md"))
+}
+
 /// The pages of runbooks that a text names by their path. One whose name is made at run time is not known here.
 fn runbooks(text: &str) -> impl Iterator<Item = &str> {
     text.split(RUNBOOKS).skip(1).filter_map(|rest| {
         let end = rest.find(|c| !NAME(c)).unwrap_or(rest.len());
         let name = rest[..end].trim_end_matches('.');
-        name.ends_with(".md").then_some(name)
+        is_page(Path::new(name)).then_some(name)
     })
 }
 

@@ -77,7 +77,8 @@ impl Stage {
             .await
             .context("making the tables")?;
         let pool = PgPoolOptions::new().max_connections(1).connect(&database.url()).await?;
-        let credential = credentials::operator::create(&pool, &TENANT.parse()?).await?;
+        let credential =
+            credentials::operator::create(&pool, &TENANT.parse()?, &credentials::Scopes::all()).await?;
         pool.close().await;
         let book = std::env::temp_dir().join(format!("{}.jsonl", unique_name("semel_book")));
         let provider = provider(&book).await?;

@@ -108,6 +108,10 @@ async fn a_refund_of_what_has_no_outcome_waits_and_of_what_is_not_there_is_not_f
         ] {
             let nobody = refund(server, payment_id, "r", 500).send(server).await;
             nobody.expect_refusal(Code::NotFound, "NOT_FOUND");
+            if payment_id.is_empty() {
+                // In a list that is as none.
+                continue;
+            }
             let request = v1::ListRefundsRequest { payment_id: payment_id.to_owned(), ..Default::default() };
             let list = Call::new(server, "ListRefunds", &request).send(server).await;
             list.expect_refusal(Code::NotFound, "NOT_FOUND");

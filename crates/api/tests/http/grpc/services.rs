@@ -7,6 +7,7 @@ use semel_core::lifecycle::Drained;
 use semel_proto::health::v1::health_check_response::ServingStatus;
 use semel_proto::health::v1::{HealthCheckRequest, HealthCheckResponse};
 use semel_proto::payments::{SERVICE, v1};
+use tokio::sync::oneshot;
 use tonic::transport::Endpoint;
 use tonic::{Code, Status, Streaming};
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
@@ -170,15 +171,19 @@ async fn a_stop_does_not_wait_for_a_stream_that_stays_open() {
 async fn so_many_streams_stay_open_at_a_time_and_one_that_ends_makes_room() {
     with_database(async |db: Database| {
         let server = db.serve_guarded().await;
+        // Each lasts until its other end is dropped.
         let open = async || {
+            let (end, ended) = oneshot::channel::<()>();
             let asked = stream::iter([ask(MessageRequest::ListServices(String::new()))]);
-            reflection(&server, Some(&server.token), asked.chain(stream::pending())).await
+            let asked = asked.chain(stream::once(ended).filter_map(async |_| None));
+            let answers = reflection(&server, Some(&server.token), asked).await?;
+            Ok::<_, Status>((end, answers))
         };
         let mut streams = Vec::new();
         for _ in 0..32 {
             streams.push(open().await.unwrap());
         }
-        let refused = open().await.unwrap_err();
+        let Err(refused) = open().await else { panic!("one too many") };
         let reason = refused.get_details_error_info().unwrap().reason;
         assert_eq!((refused.code(), reason.as_str()), (Code::Unavailable, "TEMPORARILY_UNAVAILABLE"));
         // They take no place among the requests.
@@ -186,7 +191,7 @@ async fn so_many_streams_stay_open_at_a_time_and_one_that_ends_makes_room() {
         streams.pop();
         until("the place of a stream that ended", async || open().await.ok()).await;
         // Those that are open go on.
-        let first = streams[0].message().await.unwrap().unwrap();
+        let first = streams[0].1.message().await.unwrap().unwrap();
         assert!(
             matches!(first.message_response, Some(MessageResponse::ListServicesResponse(_))),
             "{first:?}"

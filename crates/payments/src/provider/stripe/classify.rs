@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::objects::{
     Error, ErrorBody, IntentStatus, Name, PaymentIntent, Refund, RefundStatus, Related, Words,
 };
-use crate::provider::{Answer, declined};
+use crate::provider::{Answer, Prepared, declined};
 
 /// What came back for a request.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -190,19 +190,21 @@ impl Refusal {
 
 /// Reads the reply to the creation of an intent.
 ///
-/// # Errors
-///
-/// With the answer, when there is no intent. A decline is one: of a request that is not acceptable nothing was made, and
-/// nothing will be under this key.
-pub fn prepared(reply: &Reply, asked: &Asked<'_>) -> Result<String, Answer> {
+/// A request that is not acceptable is a decline: nothing was made of it, and without an intent nothing is ever charged.
+#[must_use]
+pub fn prepared(reply: &Reply, asked: &Asked<'_>) -> Prepared {
     match read::<PaymentIntent>(reply) {
         // Whatever became of it since: it is the one.
         Ok(intent) => match contradiction(&intent, asked) {
-            None => Ok(intent.id.as_str().to_owned()),
-            Some(reason) => Err(unknown(reason)),
+            None => Prepared::Reference(intent.id.as_str().to_owned()),
+            Some(reason) => Prepared::Answered(unknown(reason)),
         },
-        Err(Refusal { class: Class::Declined | Class::Refused, code, .. }) => Err(declined("", &code)),
-        Err(refusal) => Err(refusal.answer()),
+        Err(Refusal { class: Class::Declined | Class::Refused, code, .. }) => {
+            Prepared::Answered(declined("", &code))
+        }
+        // It has no id that anybody could be told.
+        Err(Refusal { class: Class::Sticky, reason, .. }) => Prepared::Never { reason },
+        Err(refusal) => Prepared::Answered(refusal.answer()),
     }
 }
 

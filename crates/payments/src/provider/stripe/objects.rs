@@ -63,6 +63,13 @@ pub struct Metadata {
     pub key: Option<Name>,
 }
 
+/// Reads nothing at all as the default, be it left out or null.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 /// Another object, by its id or in full.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
 #[serde(untagged)]
@@ -89,7 +96,7 @@ pub struct PaymentIntent {
     /// Whether it is about real money.
     pub livemode: bool,
     /// What we attached to it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub metadata: Metadata,
     /// Why the last attempt to confirm it failed.
     pub last_payment_error: Option<Error>,
@@ -152,7 +159,7 @@ pub struct Refund {
     /// The `PaymentIntent` whose money it gives back.
     pub payment_intent: Option<Related<PaymentIntent>>,
     /// What we attached to it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub metadata: Metadata,
     /// Why it failed.
     pub failure_reason: Option<Name>,

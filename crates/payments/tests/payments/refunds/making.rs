@@ -47,7 +47,7 @@ async fn a_refund_is_one_row_one_event_of_its_payment_and_one_completed_key() {
         assert_eq!((bed.provider.calls(), bed.provider.given()), (vec![Call::Charge, Call::Refund], 500));
         let [(charge_key, _)] = bed.provider.sent().try_into().unwrap();
         let [(key, sent)] = bed.provider.refunds().try_into().unwrap();
-        assert_eq!(sent, format!("{charge_key} 500").into_bytes());
+        assert_eq!(sent, format!("{charge_key} ch_{charge_key} 500").into_bytes());
         assert_ne!(key, charge_key);
 
         let (event_id, aggregate, payload, headers): (Uuid, String, Value, Value) = sqlx::query_as(

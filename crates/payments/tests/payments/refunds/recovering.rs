@@ -247,7 +247,9 @@ async fn a_recovery_point_of_a_newer_version_is_for_a_person() {
 #[tokio::test]
 async fn nothing_is_sent_again_for_a_client_that_was_shut_out() {
     with_bed(async |bed: Bed| {
-        credentials::operator::create(&bed.pool, &scope("r").client).await.unwrap();
+        credentials::operator::create(&bed.pool, &scope("r").client, &credentials::Scopes::all())
+            .await
+            .unwrap();
         let payment = bed.begin_unknown_refund().await;
         bed.execute("UPDATE api_credentials SET revoked_at = now()").await;
         bed.provider.say(Call::GetRefund, unknown("an error of theirs"));
