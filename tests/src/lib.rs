@@ -30,6 +30,7 @@ pub mod proxy;
 pub mod reconcile;
 pub mod services;
 pub mod skip;
+pub mod stripe;
 pub mod system;
 pub mod tap;
 pub mod wait;

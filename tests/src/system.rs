@@ -13,6 +13,7 @@ use crate::process::{Daemon, binary};
 use crate::provider::{Control, read_book};
 use crate::reconcile::{Sources, read_ledger, read_orders, read_outbox, read_payments, read_refunds};
 use crate::services::{Database, Services, Vhost};
+use crate::stripe::API_KEY;
 use crate::tap::Tap;
 use crate::wait::eventually;
 
@@ -70,6 +71,8 @@ pub struct Place {
     pub provider: SocketAddr,
     /// The provider's book.
     pub book: PathBuf,
+    /// Where Stripe's API is, where payments are made by that.
+    pub stripe: Option<String>,
     /// What every daemon is started with beside its defaults.
     pub env: Env<'static>,
 }
@@ -131,7 +134,7 @@ impl Place {
         let (exchange, queue) = (vhost.scoped("semel.events"), vhost.scoped("ledger.orders"));
         let provider = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
         let book = std::env::temp_dir().join(format!("{}.jsonl", unique_name("semel_book")));
-        Ok(Self { payments, books, vhost, exchange, queue, token, provider, book, env: &[] })
+        Ok(Self { payments, books, vhost, exchange, queue, token, provider, book, stripe: None, env: &[] })
     }
 
     /// Starts the provider simulator and waits until it is ready.
@@ -219,16 +222,26 @@ impl Place {
     /// The environment of every daemon but for its database.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
-        vec![
+        let mut all = vec![
             ("AMQP_URL", self.vhost.url()),
             ("SEMEL_NAMESPACE", NAMESPACE.to_owned()),
             ("SEMEL_EXCHANGE", self.exchange.clone()),
             ("SEMEL_LEDGER_QUEUE", self.queue.clone()),
-            ("SEMEL_PROVIDER_URL", format!("http://{}", self.provider)),
-            // The simulator remembers for ever.
-            ("SEMEL_PROVIDER_HORIZON_HOURS", "0".to_owned()),
             ("SEMEL_LOG_FORMAT", "text".to_owned()),
-        ]
+        ];
+        all.extend(match &self.stripe {
+            Some(base) => vec![
+                ("SEMEL_PROVIDER", "stripe".to_owned()),
+                ("SEMEL_STRIPE_API_KEY", API_KEY.to_owned()),
+                ("SEMEL_STRIPE_API_BASE", base.clone()),
+            ],
+            None => vec![
+                ("SEMEL_PROVIDER_URL", format!("http://{}", self.provider)),
+                // The simulator remembers for ever.
+                ("SEMEL_PROVIDER_HORIZON_HOURS", "0".to_owned()),
+            ],
+        });
+        all
     }
 
     async fn start(&self, program: &str, name: &str, database: &str, env: Env<'_>) -> Result<Running> {
@@ -336,7 +349,15 @@ impl System {
     ///
     /// A service fails, or a daemon is not ready in time.
     pub async fn start(services: &Services, shape: Shape) -> Result<Self> {
-        let mut place = Place::make(services).await?;
+        Self::start_in(Place::make(services).await?, shape).await
+    }
+
+    /// As [`System::start`], in a place that was made before.
+    ///
+    /// # Errors
+    ///
+    /// As [`System::start`].
+    pub async fn start_in(mut place: Place, shape: Shape) -> Result<Self> {
         place.env = shape.env;
         // First, so that the queues are there before anything is published.
         let ledger = place.ledger("ledger", &[]).await?;

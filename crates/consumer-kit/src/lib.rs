@@ -6,7 +6,7 @@
 //!   consumer's own database, and the row is written first: a concurrent twin waits for it and then writes nothing.
 //! * **No effect lost.** A message is acknowledged after the commit, and never when its outcome is unknown: then the
 //!   channel is closed, and redelivery and deduplication decide.
-//! * **No message lost.** What cannot be handled now goes to a retry queue, and what never can to `<queue>.dead`, with the
+//! * **No message lost.** What cannot be handled now goes to a retry queue or is parked in the database, and what never can to `<queue>.dead`, with the
 //!   reason in its headers, by a publish that the broker has confirmed before the original is acknowledged.
 //!
 //! A [`Handler`] gets a transaction and a typed [`Event`]. It may append events of its own to the outbox in that
@@ -41,7 +41,9 @@
 //! | the handler fails [permanently](HandlerError::Permanent) | roll back, dead letter, acknowledge | `dead` |
 //! | no event id, or a payload of another shape | dead letter, acknowledge | `invalid` |
 //! | the database answers and cannot work: it is read-only or full, or a table or a permission is missing | roll back, keep the message, be not ready, try again until it works | |
-//! | the database is away or silent, or the outcome of the commit is unknown | close the channel, wait until the database takes a write, subscribe again with one message at first | |
+//! | the database is away or silent, or the outcome of the commit is unknown | close the channel, wait until the database takes a write, subscribe again and fetch what comes again one by one | |
+//! | the broker or the way to it fails, the queue is deleted | the same, once it is back | |
+//! | the client library cannot read the message, such as one whose id is no UTF-8 | it ends its connection each time, until the delivery limit moves it to the dead letters | |
 //!
 //! So an outage of the database costs a message one delivery at most, whatever its length. Only where the database takes
 //! writes and a handler's own table or permission stays missing, it costs one each time that the broker ends the
@@ -64,8 +66,34 @@
 //! With [`batch`](ConsumerBuilder::batch) those that have arrived share a transaction. When it fails, all of it is rolled back
 //! and each is handled by itself, one after another.
 //!
-//! Messages are handled side by side and in no order. It does not purge `processed_events`: keep its rows longer than the
-//! longest time after which a message may be delivered again.
+//! Messages are handled side by side and in no order, unless [`Ordering::Aggregate`] is asked for:
+//!
+//! # In the order of an aggregate
+//!
+//! The broker hands the queue to one process at a time (a single active consumer). There the events of one aggregate are handled one
+//! after another and different aggregates side by side. An event that fails is *parked* in `parked_events` and acknowledged, and so
+//! are those of its aggregate that come after it; no other aggregate waits. It is tried again from there after the
+//! [delays](ConsumerBuilder::retry_delays), by any process of the consumer, and after as many
+//! [attempts](ConsumerBuilder::attempts) as elsewhere, or at once if its handler refuses it, it goes to the dead letters and its
+//! followers go on. So an aggregate stands still for as long as its attempts take, and no longer.
+//!
+//! | what happens in this order | what is done | counted as |
+//! |---|---|---|
+//! | the handler fails transiently, panics or exceeds its time | roll back, park, acknowledge | `parked`, later `retried`, `effect` or `dead` |
+//! | an earlier event of the aggregate is parked | park, acknowledge | `parked` |
+//! | the event was delivered before and has not taken effect: it may be one that ends the process | park, acknowledge; there the attempt is counted before the handler runs, and one whose last attempt did not end is tried alone | `parked` |
+//! | a later [version](Event::aggregate_version) of the aggregate took effect before | dead letter `stale`, acknowledge | `dead` |
+//! | [as many](ConsumerBuilder::parked_limit) are parked as may be | keep the message, be not ready | |
+//!
+//! An old process that does not know yet that the queue was handed on may still be at work: each transaction holds its aggregate's
+//! advisory lock, and looks at what its last holder has committed. Gaps in the versions are no fault, since a queue need not be bound
+//! to all events. A dead letter that is put back when its followers took effect is `stale`, unless the
+//! [guard](ConsumerBuilder::version_guard) is off. An event that tells no aggregate is handled as without an order. There are no
+//! batches, and the pool needs four connections more. The broker's own order holds as long as messages are given back to it in
+//! theirs; where it does not, the guard refuses what comes late rather than to take effect of it in the wrong order.
+//!
+//! It does not purge `processed_events` and `aggregate_versions`: keep their rows longer than the longest time after which a message
+//! may be delivered again. `parked_events` is bounded, and empties itself.
 
 mod aggregate;
 mod attempts;

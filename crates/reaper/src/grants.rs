@@ -3,11 +3,12 @@
 use semel_core::grants::{Grant, VERSIONS};
 
 /// The reaper of any database; it passes over the tables that this one has not.
-pub(crate) const REAPER: [Grant; 7] = [
+pub(crate) const REAPER: [Grant; 8] = [
     VERSIONS,
     Grant::of("SELECT, DELETE, UPDATE (lease_until)", &["idempotency_keys"]),
     Grant::of("SELECT, DELETE, UPDATE (published_at)", &["outbox"]),
     Grant::of("SELECT, DELETE, UPDATE (processed_at)", &["processed_events"]),
+    Grant::of("SELECT, DELETE, UPDATE (effect_at)", &["aggregate_versions"]),
     Grant::of("SELECT, DELETE, UPDATE (answered_at)", &["provider_answers"]),
     Grant::of("SELECT, DELETE, UPDATE (acted_at)", &["operator_actions"]),
     Grant::of("SELECT", &["payments", "refunds"]),

@@ -157,6 +157,8 @@ async fn work(config: &Config, daemon: &Daemon, pool: &PgPool) -> Result<(), Box
     let walks = [
         (Kept::PublishedEvents, config.events),
         (Kept::ProcessedEvents, config.processed),
+        // Without either, an event that comes late takes effect.
+        (Kept::AggregateVersions, config.processed),
         (Kept::ProviderAnswers, config.evidence),
         (Kept::OperatorActions, config.actions),
     ]

@@ -110,6 +110,7 @@ const BOOKS: [(&str, &[&str], &[(&str, &str)]); 4] = [
             ("idempotency_keys", "SELECT update DELETE"),
             ("outbox", "SELECT update DELETE"),
             ("processed_events", "SELECT update DELETE"),
+            ("aggregate_versions", "SELECT update DELETE"),
             ("operator_actions", "SELECT update DELETE"),
         ],
     ),

@@ -243,7 +243,7 @@ fn is_held(happening: &semel_proto::provider::v1::Happening) -> bool {
     happening.what() == What::Held
 }
 
-async fn kill(doomed: &Running) -> Result<()> {
+pub(crate) async fn kill(doomed: &Running) -> Result<()> {
     if doomed.daemon.is_running() {
         doomed.daemon.kill().await?;
     }
@@ -271,7 +271,7 @@ async fn the_late_charge_changes_nothing(control: &Control, ids: &Ids) -> Result
     Ok(())
 }
 
-async fn events_of(connection: &mut PgConnection, ids: &Ids) -> Result<Vec<(String, uuid::Uuid)>> {
+pub(crate) async fn events_of(connection: &mut PgConnection, ids: &Ids) -> Result<Vec<(String, uuid::Uuid)>> {
     let rows = sqlx::query("SELECT event_type, event_id FROM outbox WHERE aggregate_id = $1 ORDER BY id")
         .bind(ids.payment.to_string())
         .fetch_all(connection)

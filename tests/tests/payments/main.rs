@@ -10,5 +10,6 @@ mod refunds;
 mod restore;
 mod rollback;
 mod stops;
+mod stripe;
 mod support;
 mod wire;

@@ -2,6 +2,7 @@
 
 mod brokers;
 mod certificates;
+mod consumers;
 mod crashes;
 mod hints;
 mod letters;

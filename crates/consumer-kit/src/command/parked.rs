@@ -66,6 +66,8 @@ enum Reason {
     Failed,
     /// An earlier event of its aggregate is parked.
     Behind,
+    /// It was delivered before, and may be one that ends its process.
+    Redelivered,
 }
 
 impl Reason {
@@ -73,6 +75,7 @@ impl Reason {
         match self {
             Self::Failed => "failed",
             Self::Behind => "behind",
+            Self::Redelivered => "redelivered",
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::idempotency::store::interval;
 /// Which parked events are meant: those that all of this holds for.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Filter {
-    /// Parked because they `failed`, or `behind` another; for either, if none is named.
+    /// Parked because they `failed`, `behind` another or when they were `redelivered`; for any, if none is named.
     pub reason: Option<String>,
     /// Of this type.
     pub event_type: Option<String>,
@@ -38,7 +38,7 @@ pub struct Waiting {
     pub aggregate_version: Option<i64>,
     /// What happened, where it is told.
     pub event_type: Option<String>,
-    /// `failed` or `behind`.
+    /// `failed`, `behind` or `redelivered`.
     pub reason: String,
     /// What the handler said last.
     pub error: Option<String>,

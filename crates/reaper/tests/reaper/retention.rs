@@ -199,6 +199,13 @@ async fn consumers_forget_what_is_past_its_retention() {
         let mut retention = reaping(&db.pool, Kept::ProcessedEvents, Duration::from_hours(30 * 24));
         walk(&mut retention, 2).await;
         assert_eq!(db.texts("SELECT consumer FROM processed_events ORDER BY 1").await, ["1", "29"]);
+        db.execute(
+            "INSERT INTO aggregate_versions (consumer, aggregate_type, aggregate_id, version, effect_at)
+             SELECT age::TEXT, 'order', '7', 1, now() - age * INTERVAL '1 day' FROM unnest(ARRAY[1, 29, 31, 400]) AS age",
+        )
+        .await;
+        walk(&mut reaping(&db.pool, Kept::AggregateVersions, Duration::from_hours(30 * 24)), 2).await;
+        assert_eq!(db.texts("SELECT consumer FROM aggregate_versions ORDER BY 1").await, ["1", "29"]);
     })
     .await;
 }
