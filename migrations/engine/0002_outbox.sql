@@ -42,20 +42,27 @@ CREATE TABLE outbox (
 
     CONSTRAINT outbox_pkey PRIMARY KEY (event_id),
     CONSTRAINT outbox_event_id_not_nil CHECK (event_id <> '00000000-0000-0000-0000-000000000000'),
+    -- All checks of a row are made anew whenever it is updated. Those of what a producer writes are passed over in a row that
+    -- is published: they would be two thirds of what a mark costs.
     -- 127 + 1 + 127 bytes: the routing key "<aggregate_type>.<event_type>" fits into AMQP's 255.
     CONSTRAINT outbox_aggregate_type_name CHECK (
-        octet_length(aggregate_type) BETWEEN 1 AND 127 AND aggregate_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$'
+        published_at IS NOT NULL
+        OR octet_length(aggregate_type) BETWEEN 1 AND 127 AND aggregate_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$'
     ),
     CONSTRAINT outbox_event_type_name CHECK (
-        octet_length(event_type) BETWEEN 1 AND 127 AND event_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$'
+        published_at IS NOT NULL
+        OR octet_length(event_type) BETWEEN 1 AND 127 AND event_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$'
     ),
     CONSTRAINT outbox_aggregate_id_bounded CHECK (
-        octet_length(aggregate_id) BETWEEN 1 AND 127 AND aggregate_id !~ '[[:cntrl:]]'
+        published_at IS NOT NULL
+        OR octet_length(aggregate_id) BETWEEN 1 AND 127 AND aggregate_id !~ '[[:cntrl:]]'
     ),
     CONSTRAINT outbox_aggregate_version_positive CHECK (aggregate_version > 0),
-    CONSTRAINT outbox_headers_strings CHECK (headers = '{}'::JSONB OR outbox_headers_valid(headers)),
-    CONSTRAINT outbox_headers_bounded CHECK (octet_length(headers::TEXT) <= 32768),
-    CONSTRAINT outbox_payload_bounded CHECK (octet_length(payload::TEXT) <= 1048576),
+    CONSTRAINT outbox_headers_strings CHECK (
+        published_at IS NOT NULL OR headers = '{}'::JSONB OR outbox_headers_valid(headers)
+    ),
+    CONSTRAINT outbox_headers_bounded CHECK (published_at IS NOT NULL OR octet_length(headers::TEXT) <= 32768),
+    CONSTRAINT outbox_payload_bounded CHECK (published_at IS NOT NULL OR octet_length(payload::TEXT) <= 1048576),
     CONSTRAINT outbox_attempts_not_negative CHECK (attempts >= 0),
     CONSTRAINT outbox_failed_has_errors CHECK (
         (first_error IS NULL) = (last_error IS NULL) AND (first_error IS NOT NULL OR attempts = 0)

@@ -28,6 +28,7 @@
 mod exchange;
 mod flight;
 mod judgement;
+mod suspects;
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -43,6 +44,7 @@ use crate::url::BrokerUrl;
 pub use exchange::Acceptance;
 use flight::{Until, fly};
 use judgement::judge;
+use suspects::Suspects;
 
 /// How long the broker may take to show that it still answers, when confirms are missing.
 const ALIVE_LIMIT: Duration = Duration::from_secs(3);
@@ -255,8 +257,7 @@ impl Publisher {
             let later = rest.split_off(distinct_ids(&rest));
             if self.publish_part(&rest, attempt).await? == Ended::Refused {
                 rest.retain(|message| attempt.is_unheard(message.place));
-                let left = self.single_out(&rest, attempt).await?;
-                rest.drain(..rest.len() - left);
+                rest = self.single_out(rest, attempt).await?;
             } else {
                 rest.clear();
             }
@@ -265,24 +266,29 @@ impl Publisher {
         Ok(())
     }
 
-    /// Sends one message after the other until it is known which of them the broker refuses. Returns how many are left
-    /// behind that one.
+    /// Sends messages anew, by halves, until it is known which of them the broker refuses. Returns those behind it.
     ///
     /// The messages ahead of it were most likely routed, but what was to be heard of them went with the channel.
-    async fn single_out(&mut self, suspects: &[&Numbered], attempt: &mut Attempt) -> Result<usize, Error> {
+    async fn single_out<'m>(
+        &mut self,
+        suspects: Vec<&'m Numbered>,
+        attempt: &mut Attempt,
+    ) -> Result<Vec<&'m Numbered>, Error> {
         let wave = attempt.until.deadline;
-        for (at, suspect) in suspects.iter().enumerate() {
-            if attempt.is_over() {
-                return Ok(0);
-            }
-            attempt.until.deadline = wave.min(Instant::now() + attempt.patience.silence);
-            let ended = self.publish_part(&[suspect], attempt).await;
+        let mut suspects = Suspects::new(suspects);
+        while !suspects.half().is_empty() && !attempt.is_over() {
+            // One that is not answered must leave time for the others.
+            let (now, silence) = (Instant::now(), attempt.patience.silence);
+            let share = if suspects.half().len() == 1 { silence } else { silence.max((wave - now) / 2) };
+            attempt.until.deadline = wave.min(now + share);
+            let ended = self.publish_part(suspects.half(), attempt).await;
             attempt.until.deadline = wave;
-            if ended? == Ended::Refused {
-                return Ok(suspects.len() - at - 1);
+            match ended? {
+                Ended::Landed => suspects.landed(),
+                Ended::Refused => suspects.refused(|message| attempt.is_unheard(message.place)),
             }
         }
-        Ok(0)
+        Ok(suspects.behind())
     }
 
     /// Publishes messages with distinct ids.
@@ -307,7 +313,10 @@ impl Publisher {
                 if let [message] = part {
                     attempt.outcomes[message.place] = Outcome::Refused { reason: cause.to_string() };
                 }
-                self.renew(ANSWER_LIMIT, "open another channel").await.map(|()| Ended::Refused)
+                // Whoever bounds the wave counts on that.
+                let left = attempt.until.deadline - Instant::now();
+                let limit = left.clamp(ALIVE_LIMIT, ANSWER_LIMIT);
+                self.renew(limit, "open another channel").await.map(|()| Ended::Refused)
             } else {
                 Err(Error::Failed { attempted: attempted(), source: cause })
             }

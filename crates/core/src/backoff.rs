@@ -25,10 +25,10 @@ impl Backoff {
         Self::new(Duration::from_millis(250), Duration::from_secs(5))
     }
 
-    /// Leaves less to chance, for waits whose mean counts: a fifth of each step.
+    /// Leaves less to chance, for waits whose mean counts: a tenth of each step.
     #[must_use]
     pub fn steady(self) -> Self {
-        Self { jitter: 0.2, ..self }
+        Self { jitter: 0.1, ..self }
     }
 
     /// Returns the next wait: half of the current step to the whole of it, or as [`Backoff::steady`] says.
@@ -60,5 +60,14 @@ mod tests {
         }
         backoff.reset();
         assert!(backoff.next_wait() <= Duration::from_millis(10));
+    }
+
+    #[test]
+    fn a_steady_wait_is_never_much_shorter_than_its_step() {
+        let mut backoff = Backoff::new(Duration::from_millis(250), Duration::from_millis(250)).steady();
+        for _ in 0..1000 {
+            let wait = backoff.next_wait();
+            assert!((225..=250).contains(&wait.as_millis()), "{wait:?}");
+        }
     }
 }

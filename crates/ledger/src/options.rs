@@ -46,7 +46,7 @@ pub struct Options {
     #[arg(long, env = "SEMEL_LEDGER_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=200), value_name = "COUNT")]
     concurrency: u16,
     /// Messages booked in one transaction at most, of those that have arrived; 1 commits each by itself.
-    #[arg(long, env = "SEMEL_LEDGER_BATCH", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100), value_name = "COUNT")]
+    #[arg(long, env = "SEMEL_LEDGER_BATCH", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=96), value_name = "COUNT")]
     batch: u16,
     /// In which order events are booked. It is a setting of the queue, which has to be made anew to change it.
     #[arg(long, env = "SEMEL_LEDGER_ORDERING", default_value = "none", value_name = "ORDER")]

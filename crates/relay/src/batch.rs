@@ -145,7 +145,7 @@ impl Batch<'_> {
             sent: Sent::default(),
         };
         sending.publish(publisher, read.hot, Source::Hot, for_hot).await;
-        sending.publish(publisher, read.due.events, Source::Chains, all).await;
+        sending.publish(publisher, read.due.events, Source::Chains(read.due.oldest), all).await;
         sending.sent
     }
 

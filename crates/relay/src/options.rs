@@ -51,7 +51,7 @@ pub struct Options {
     #[arg(long, env = "SEMEL_RELAY_WORKERS", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "COUNT")]
     workers: u16,
     /// Most events of one batch.
-    #[arg(long, env = "SEMEL_RELAY_BATCH", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=5000), value_name = "EVENTS")]
+    #[arg(long, env = "SEMEL_RELAY_BATCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=5000), value_name = "EVENTS")]
     batch: u32,
     /// Seconds after which a batch sends nothing more.
     #[arg(long, env = "SEMEL_RELAY_BATCH_SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=300), value_name = "SECONDS")]

@@ -27,13 +27,17 @@ use crate::waves::{Fate, Waves};
 /// Most events of one wave: a channel is used fully by some hundred.
 const WAVE: usize = 1000;
 
-/// How long a wave of chains may take: they are what may lead to a queue that is silent.
+/// How long a wave of chains may take at least: they are what may lead to a queue that is silent.
 const CHAINS_LIMIT: Duration = Duration::from_secs(3);
+
+/// The part of the time for which chains have been set aside that a wave of them may take. So those of a broker that is slow
+/// get what it needs, and those of a queue that is silent, which are tried ever more rarely, never much of the time.
+const CHAINS_SHARE: u32 = 8;
 
 /// How long a wave may be silent once something of it was confirmed.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// The same for chains, and for all while it is known that there is a silent queue.
+/// The same for all while it is known that there is a silent queue.
 const SHORT_SILENCE: Duration = Duration::from_secs(1);
 
 /// Where the events of a wave come from.
@@ -41,8 +45,8 @@ const SHORT_SILENCE: Duration = Duration::from_secs(1);
 pub(crate) enum Source {
     /// The hot path.
     Hot,
-    /// Chains.
-    Chains,
+    /// Chains, of which the one that was set aside first has been so for that long.
+    Chains(Duration),
 }
 
 /// What came of publishing a batch.
@@ -115,7 +119,7 @@ impl Sending<'_> {
             let mut awaited = Vec::with_capacity(events.len());
             let mut wave = Vec::with_capacity(events.len());
             for event in events {
-                let chain = (source == Source::Chains).then(|| Aggregate {
+                let chain = matches!(source, Source::Chains(_)).then(|| Aggregate {
                     kind: event.aggregate_type.clone(),
                     id: event.aggregate_id.clone(),
                 });
@@ -142,9 +146,9 @@ impl Sending<'_> {
                 Patience { whole, silence: SHORT_SILENCE.min(whole / 3) }
             }
             Source::Hot => Patience { whole, silence: SILENCE.min(whole / 3) },
-            Source::Chains => {
-                let whole = whole.min(CHAINS_LIMIT);
-                Patience { whole, silence: SHORT_SILENCE.min(whole / 3) }
+            Source::Chains(oldest) => {
+                let whole = whole.min(CHAINS_LIMIT.max(oldest / CHAINS_SHARE));
+                Patience { whole, silence: SILENCE.min(whole / 3) }
             }
         }
     }

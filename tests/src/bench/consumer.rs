@@ -20,7 +20,7 @@ use super::statistics::float;
 /// How long a measurement may take beside its window.
 const AROUND: Duration = Duration::from_mins(3);
 /// Messages that a batch holds at most.
-const BATCH: usize = 100;
+const BATCH: usize = 50;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]

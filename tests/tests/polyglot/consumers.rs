@@ -13,7 +13,7 @@ use semel_tests::process::Daemon;
 use semel_tests::services::{Database, Services, Vhost};
 use semel_tests::wait::eventually;
 use semel_tests::workspace::root;
-use sqlx::{Executor as _, Row as _};
+use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
 use uuid::Uuid;
 
 const SOON: Duration = Duration::from_mins(1);
@@ -36,7 +36,8 @@ impl Shop {
         let database = services.create_database("polyglot").await?;
         schema::migrate(&database.url().parse()?, &[&INBOX]).await?;
         // Nothing is unique: what takes effect twice has to show.
-        database.connect().await?.execute("CREATE TABLE stops (shipment_id TEXT, stop INT)").await?;
+        let mut own = PgConnection::connect(&database.url()).await?;
+        own.execute("CREATE TABLE stops (shipment_id TEXT, stop INT)").await?;
         let vhost = services.create_vhost("polyglot").await?;
         let (exchange, queue) = (vhost.scoped("semel.events"), vhost.scoped("stock.shipments"));
         let broker = BrokerConnection::open(&vhost.url().parse()?, "polyglot").await?;

@@ -188,8 +188,11 @@ async fn killed_when_events_are_set_aside_behind_others_it_loses_and_reorders_no
     dies_setting_aside_at("relay.after_divert").await
 }
 
+/// After how many seconds a relay is at work again once its broker is back.
+const BACK_AT_WORK: f64 = 15.0;
+
 #[tokio::test]
-async fn waits_for_a_broker_that_is_away_and_is_ready_once_it_is_back() -> Result<()> {
+async fn waits_for_a_broker_that_is_away_and_is_at_work_again_soon_after_it_is_back() -> Result<()> {
     let yard = Yard::new().await?;
     let tap = yard.tap(&["thing.Happened"]).await?;
     yard.fill(3, 3).await?;
@@ -203,9 +206,26 @@ async fn waits_for_a_broker_that_is_away_and_is_ready_once_it_is_back() -> Resul
         reqwest::get(format!("http://127.0.0.1:{admin}/livez")).await?.status() == 200,
         "alive all the same"
     );
+    // Long enough for its pauses to have grown to their longest.
+    let since = yard.now().await?;
+    let absences = || async {
+        let away = yard.now().await.map_err(|error| error.to_string())? - since;
+        if away > 20.0 { Ok(()) } else { Err(format!("away for {away:.0} s")) }
+    };
+    eventually("the broker to have been away for long", READY, absences).await?;
     proxy.heal().await?;
+    let back = yard.now().await?;
     relay.wait_ready(admin, READY).await?;
     arrived(&tap, 9).await?;
+    let none = || async {
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    eventually("every event to be marked", READY, none).await?;
+    let took = yard.last_mark_after(back).await?;
+    ensure!(took <= BACK_AT_WORK, "it was back at work {took:.1} s after its broker");
 
     // And again, with connections that are cut while it works.
     proxy.sever().await;

@@ -11,14 +11,14 @@ use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 use tokio::sync::Mutex;
 
-use crate::yard::{Relay, Yard, arrived};
+use crate::yard::{Relay, Yard, arrived, first_deliveries};
 
 const SOON: Duration = Duration::from_mins(1);
 
 /// Why a test is skipped.
 const OWN: &str = "only a server of our own can be told to be silent";
 
-/// A queue for `thing.Silent` that takes messages and does not confirm them.
+/// A queue that takes messages and, while it is suspended, does not confirm them.
 struct Silence<'a> {
     server: &'a PrivateRabbitMq,
     vhost: &'a str,
@@ -28,11 +28,16 @@ struct Silence<'a> {
 
 impl<'a> Silence<'a> {
     async fn begin(server: &'a PrivateRabbitMq, yard: &'a Yard) -> Result<Self> {
-        let queue = yard.vhost.scoped("silent");
-        let tap = Tap::open(&yard.vhost.url(), &yard.exchange, &queue, &["thing.Silent"]).await?;
-        let silence = Self { server, vhost: yard.vhost.name(), queue, tap };
+        let silence = Self::of(server, yard, "thing.Silent").await?;
         silence.tell("suspend").await?;
         Ok(silence)
+    }
+
+    /// A queue for this key that is not suspended yet.
+    async fn of(server: &'a PrivateRabbitMq, yard: &'a Yard, key: &str) -> Result<Self> {
+        let queue = yard.vhost.scoped("silent");
+        let tap = Tap::open(&yard.vhost.url(), &yard.exchange, &queue, &[key]).await?;
+        Ok(Self { server, vhost: yard.vhost.name(), queue, tap })
     }
 
     async fn end(&self) -> Result<()> {
@@ -156,6 +161,118 @@ async fn hold_no_lane_for_long(yard: &Yard) -> Result<()> {
         "an event was blamed without proof"
     );
     arrived(&tap, 100 + (2..=12).sum::<usize>() * 100).await
+}
+
+#[tokio::test]
+async fn a_chain_of_a_queue_that_is_slower_than_chains_usually_may_be_is_published() -> Result<()> {
+    let services = Services::from_env()?;
+    let Some(server) = services.rabbitmq.private() else {
+        return Ok(skip("a_chain_of_a_queue_that_is_slower_than_chains_usually_may_be_is_published", OWN)?);
+    };
+    let yard = Yard::on(&services).await?;
+    let mut config = yard.config(1)?;
+    (config.batch_time, config.confirm_limit) = (Duration::from_secs(2), Duration::from_secs(22));
+    let mut relay = Relay::new(&config);
+    relay.connect().await?;
+    yard.insert(&mut yard.connect().await?, "late", 1, "Silent").await?;
+    relay.pass().await?;
+    assert_eq!(yard.count("attempts = 1 AND held_at IS NOT NULL").await?, 1, "nobody wanted it");
+    let silence = Silence::begin(server, &yard).await?;
+    let outcome = slow_and_published(&yard, &mut relay, &silence).await;
+    silence.end().await?;
+    outcome
+}
+
+async fn slow_and_published(yard: &Yard, relay: &mut Relay, silence: &Silence<'_>) -> Result<()> {
+    yard.execute("UPDATE outbox_held SET next_attempt_at = now()").await?;
+    let began = Instant::now();
+    relay.pass().await?;
+    ensure!(
+        began.elapsed() < Duration::from_secs(20),
+        "an event that has just failed held its lanes for long"
+    );
+    assert_eq!(yard.count("published_at IS NULL AND attempts = 1").await?, 1, "and nobody blames it");
+
+    yard.execute("UPDATE outbox SET held_at = now() - INTERVAL '1 hour'").await?;
+    yard.execute("UPDATE outbox_held SET next_attempt_at = now()").await?;
+    let answers_late = async {
+        let held = || async {
+            match yard.lanes_held().await {
+                Ok(0) => Err("none"),
+                _ => Ok(()),
+            }
+        };
+        eventually("a lane to be held", SOON, held).await?;
+        yard.execute("SELECT pg_sleep(3.5)").await?;
+        silence.end().await
+    };
+    let (passed, answered) = tokio::join!(relay.pass(), answers_late);
+    (passed?, answered?);
+    assert_eq!(
+        yard.count("published_at IS NOT NULL AND attempts = 1").await?,
+        1,
+        "it was given up on too early"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_only_queue_that_falls_silent_amid_a_wave_blames_no_event() -> Result<()> {
+    let services = Services::from_env()?;
+    let Some(server) = services.rabbitmq.private() else {
+        return Ok(skip("the_only_queue_that_falls_silent_amid_a_wave_blames_no_event", OWN)?);
+    };
+    let yard = Yard::on(&services).await?;
+    let silence = Silence::of(server, &yard, "thing.Happened").await?;
+    let outcome = silent_amid_a_wave(&yard, &silence).await;
+    silence.end().await?;
+    outcome
+}
+
+async fn silent_amid_a_wave(yard: &Yard, silence: &Silence<'_>) -> Result<()> {
+    let (proxy, url) = yard.broker_behind_proxy().await?;
+    yard.execute(
+        "INSERT INTO outbox (aggregate_type, aggregate_id, aggregate_version, event_type, payload)
+         SELECT 'thing', 'a' || n % 500, 1 + n / 500, 'Happened', jsonb_build_object('x', repeat('x', 1000))
+         FROM generate_series(0, 999) AS n",
+    )
+    .await?;
+    let mut config = yard.config(1)?;
+    (config.broker, config.batch, config.batch_bytes) = (url.parse()?, 64 * 100, 64 * 1024 * 1024);
+    (config.batch_time, config.confirm_limit) = (Duration::from_secs(2), Duration::from_secs(22));
+    let mut relay = Relay::new(&config);
+    relay.connect().await?;
+    // Slow enough for the queue to be suspended in the middle of the first wave.
+    proxy.set(Direction::ToServer, Fault::Throttle(50_000));
+    let falls_silent = async {
+        let some =
+            || async { silence.tap.messages().is_ok_and(|messages| messages.len() >= 50).then_some(()) };
+        eventually("some of the wave", SOON, some).await?;
+        silence.tell("suspend").await?;
+        proxy.heal().await
+    };
+    let (passed, fell_silent) = tokio::join!(relay.pass(), falls_silent);
+    fell_silent?;
+    let published = yard.count("published_at IS NOT NULL").await?;
+    ensure!((1..500).contains(&published), "{published} published: it was not amid a wave ({passed:?})");
+    assert_eq!(yard.count("attempts > 0 OR held_at IS NOT NULL").await?, 0, "an event was blamed");
+    assert_eq!(yard.lanes_held().await?, 0);
+
+    silence.end().await?;
+    let relay = Mutex::new(relay);
+    let none = || async {
+        let passed = relay.lock().await.pass().await;
+        match yard.unpublished().await {
+            Ok(0) => Ok(()),
+            other => Err(format!("{passed:?}, {other:?}")),
+        }
+    };
+    eventually("all to be published", SOON, none).await?;
+    arrived(&silence.tap, 1000).await?;
+    for aggregate in 0..500 {
+        assert_eq!(first_deliveries(&silence.tap, &format!("a{aggregate}"))?, [1, 2], "a{aggregate}");
+    }
+    Ok(())
 }
 
 #[tokio::test]

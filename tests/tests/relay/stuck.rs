@@ -1,5 +1,6 @@
 //! Relays that are killed, frozen or slowed down with lanes in their hands, and brokers that fall silent: the lanes move on.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -7,6 +8,7 @@ use semel_tests::gate::Gate;
 use semel_tests::process::Daemon;
 use semel_tests::proxy::Fault;
 use semel_tests::system::READY;
+use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 use sqlx::Executor as _;
 
@@ -40,6 +42,77 @@ async fn the_lanes_of_a_killed_relay_move_on_to_another_at_once() -> Result<()> 
     doomed.kill().await?;
     all_published(&yard, READY).await?;
     arrived(&tap, 128).await
+}
+
+/// A relay that holds every lane which has work, and another that stands beside it with nothing to do.
+struct Beside {
+    yard: Yard,
+    tap: Tap,
+    doomed: Daemon,
+    heir: Daemon,
+    holders: BTreeSet<i32>,
+    _gate: Gate,
+}
+
+impl Beside {
+    async fn set_up(env: &[(&str, &str)]) -> Result<Self> {
+        let yard = Yard::new().await?;
+        let tap = yard.tap(&["thing.Happened"]).await?;
+        let gate = Gate::at("relay.after_take");
+        let [plan, log] = gate.env()?;
+        // One worker, whose share is all lanes.
+        let env: Vec<_> =
+            [plan, log, ("SEMEL_RELAY_WORKERS", "1")].into_iter().chain(env.iter().copied()).collect();
+        let (doomed, _) = start(&yard, "doomed", &env).await?;
+        yard.fill(256, 2).await?;
+        gate.wait_for(1).await?;
+        let holders = yard.holders().await?;
+        let (heir, admin) = start(&yard, "heir", &[]).await?;
+        heir.wait_ready(admin, READY).await?;
+        // What was committed before the doomed one's probe is held by it alone. Late lanes are the other's, and are done.
+        let rest = || async {
+            match (yard.holders().await, yard.count("published_at IS NOT NULL").await) {
+                (Ok(now), Ok(published)) if now == holders && published < 512 => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        };
+        eventually("the doomed one alone to hold lanes", READY, rest).await?;
+        Ok(Self { yard, tap, doomed, heir, holders, _gate: gate })
+    }
+
+    /// Waits until the other has published what was held; returns how many seconds after that moment.
+    async fn moved_on_after(&self, moment: f64) -> Result<f64> {
+        all_published(&self.yard, LONG).await?;
+        let holders = self.yard.holders().await?;
+        ensure!(holders.is_disjoint(&self.holders), "{holders:?} hold lanes, {:?} still", self.holders);
+        arrived(&self.tap, 512).await?;
+        assert_eq!(self.tap.messages()?.len(), 512, "nothing was sent twice");
+        self.heir.terminate()?;
+        self.yard.last_mark_after(moment).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_second_relay_running_the_lanes_of_a_killed_one_move_on_without_any_timeout() -> Result<()> {
+    let beside = Beside::set_up(&[]).await?;
+    let killed = beside.yard.now().await?;
+    beside.doomed.kill().await?;
+    let took = beside.moved_on_after(killed).await?;
+    // Each guard takes longer than that; `cargo xtask bench relay` says how long it is when the machine has time.
+    ensure!(took < 8.0, "its lanes moved on after {took:.1} s");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_second_relay_running_the_lanes_of_a_frozen_one_move_on_by_the_servers_guard() -> Result<()> {
+    let beside =
+        Beside::set_up(&[("SEMEL_RELAY_BATCH_SECONDS", "1"), ("SEMEL_RELAY_CONFIRM_SECONDS", "1")]).await?;
+    let frozen = beside.yard.now().await?;
+    beside.doomed.freeze().await?;
+    let took = beside.moved_on_after(frozen).await?;
+    ensure!(took < 45.0, "its lanes moved on after {took:.1} s, and the guard is 30 s");
+    beside.doomed.kill().await?;
+    Ok(())
 }
 
 /// Freezes a relay at a moment when the server is sending it a batch and cannot go on.

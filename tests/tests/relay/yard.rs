@@ -137,6 +137,27 @@ impl Yard {
         Ok(sqlx::query(held).fetch_one(&mut self.connect().await?).await?.try_get(0)?)
     }
 
+    /// Tells the time by the database's clock, in seconds.
+    pub(crate) async fn now(&self) -> Result<f64> {
+        let now = "SELECT EXTRACT(EPOCH FROM clock_timestamp())::FLOAT8";
+        Ok(sqlx::query(now).fetch_one(&mut self.connect().await?).await?.try_get(0)?)
+    }
+
+    /// Tells how many seconds after a moment of that clock the last event was marked as published.
+    pub(crate) async fn last_mark_after(&self, moment: f64) -> Result<f64> {
+        let last = "SELECT EXTRACT(EPOCH FROM max(published_at))::FLOAT8 FROM outbox";
+        let last: f64 = sqlx::query(last).fetch_one(&mut self.connect().await?).await?.try_get(0)?;
+        Ok(last - moment)
+    }
+
+    /// Names the server's processes that hold lanes.
+    pub(crate) async fn holders(&self) -> Result<std::collections::BTreeSet<i32>> {
+        let held = "SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'advisory' AND database = (
+                        SELECT oid FROM pg_database WHERE datname = current_database())";
+        let rows = sqlx::query(held).fetch_all(&mut self.connect().await?).await?;
+        Ok(rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
+    }
+
     /// Puts a proxy in front of the broker, and returns the URL through it.
     pub(crate) async fn broker_behind_proxy(&self) -> Result<(Proxy, String)> {
         behind_proxy(&self.vhost.url()).await

@@ -118,14 +118,15 @@ impl Walk {
 
     /// Gives back what it holds, and waits a little until that is to be seen again, so that the next command sees it.
     pub(super) async fn close(self) {
+        // Where others hold some, what is there says nothing.
+        let is_alone = self.bound() != Some(Bound::Others);
         let Some(subscription) = self.subscription else { return self.connection.close().await };
         subscription.close().await;
         let given_back = self.there - self.acknowledged;
         let began = Instant::now();
-        while began.elapsed() < RETURN_LIMIT {
+        while is_alone && began.elapsed() < RETURN_LIMIT {
             match inspect::message_count(&self.connection, &self.queue).await {
-                // One that others took from meanwhile does not get there.
-                Ok(ready) if usize::try_from(ready).unwrap_or(usize::MAX) < given_back && !self.is_short => {
+                Ok(ready) if usize::try_from(ready).unwrap_or(usize::MAX) < given_back => {
                     tokio::time::sleep(LOOK).await;
                 }
                 _ => break,

@@ -37,6 +37,8 @@ pub struct Due {
     pub events: Vec<PendingEvent>,
     /// Those that turned out to have nothing to send: to be settled.
     pub idle: Vec<Aggregate>,
+    /// For how long the one of the events has been set aside that was so first.
+    pub oldest: Duration,
 }
 
 /// An event that could not be published by its own fault.
@@ -115,6 +117,7 @@ pub async fn due(
                event_id AS "event_id?", id AS "id?", aggregate_version AS "aggregate_version?",
                event_type AS "event_type?", payload AS "payload?",
                headers AS "headers?: Json<BTreeMap<String, String>>", created_at AS "created_at?",
+               EXTRACT(EPOCH FROM statement_timestamp() - held_at)::FLOAT8 AS "waited?",
                COALESCE(is_dead, false) AS "is_dead!"
         FROM (
             SELECT link.*,
@@ -132,7 +135,7 @@ pub async fn due(
                 ) AS chain
                 LEFT JOIN LATERAL (
                     SELECT event_id, id, aggregate_version, event_type, payload::TEXT AS payload, headers, created_at,
-                           dead_at IS NOT NULL AS is_dead
+                           held_at, dead_at IS NOT NULL AS is_dead
                     FROM outbox
                     WHERE outbox.aggregate_type = chain.aggregate_type AND outbox.aggregate_id = chain.aggregate_id
                       AND held_at IS NOT NULL AND published_at IS NULL AND discarded_at IS NULL AND skipped_at IS NULL
@@ -165,6 +168,8 @@ struct Link {
     payload: Option<String>,
     headers: Option<Json<BTreeMap<String, String>>>,
     created_at: Option<OffsetDateTime>,
+    /// For how long it has been set aside, in seconds.
+    waited: Option<f64>,
     is_dead: bool,
 }
 
@@ -179,11 +184,15 @@ impl From<Vec<Link>> for Due {
                 Some((known, has_ended)) if *known == chain => (false, *has_ended),
                 _ => (true, false),
             };
+            let waited = Duration::try_from_secs_f64(link.waited.unwrap_or_default()).unwrap_or_default();
             let event = if link.is_dead || has_ended { None } else { link.event() };
             if is_first && event.is_none() {
                 due.idle.push(chain.clone());
             }
             last = Some((chain, event.is_none()));
+            if event.is_some() {
+                due.oldest = due.oldest.max(waited);
+            }
             due.events.extend(event);
         }
         due

@@ -137,6 +137,30 @@ async fn a_failed_event_leaves_the_hot_path_and_waits_longer_each_time() {
 }
 
 #[tokio::test]
+async fn the_wait_after_a_failure_stays_within_its_bounds_however_often_it_was_tried() {
+    with_database(async |db: Database| {
+        let a = append(&db, "a", 1).await;
+        let mut connection = db.pool.acquire().await.unwrap();
+        fail(&mut connection, a[0], &policy(1000, &[])).await;
+        for attempts in [1, 20, 31, 64, 998] {
+            sqlx::query("UPDATE outbox SET attempts = $1")
+                .bind(attempts)
+                .execute(&mut *connection)
+                .await
+                .unwrap();
+            let before = db.count("SELECT EXTRACT(EPOCH FROM clock_timestamp())::BIGINT").await;
+            fail(&mut connection, a[0], &policy(1000, &[])).await;
+            let after = db.count("SELECT EXTRACT(EPOCH FROM clock_timestamp())::BIGINT").await;
+            let due = db.count("SELECT EXTRACT(EPOCH FROM next_attempt_at)::BIGINT FROM outbox_held").await;
+            // The second failure's step is 16 s, and any later one's the longest wait, 20 s; half of it may be jitter.
+            let (shortest, longest) = if attempts == 1 { (8, 16) } else { (10, 20) };
+            assert!(due >= before + shortest - 1 && due <= after + longest + 1, "after {attempts} attempts");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn later_events_are_diverted_and_flow_in_order_once_the_first_went_through() {
     with_database(async |db: Database| {
         let a = append(&db, "a", 4).await;
@@ -248,12 +272,15 @@ async fn a_chain_is_put_off_for_about_as_long_as_it_waits_and_costs_its_event_no
         let policy = policy(10, &[]);
         fail(&mut connection, a[0], &policy).await;
         // Never less than the policy's shortest wait, nor more than its longest; and half of each may be jitter.
-        for (age, shortest, longest) in [(1, 4, 8), (12, 6, 13), (3600, 10, 20)] {
+        for (age, shortest, longest) in [(1_u64, 4, 8), (12, 6, 13), (3600, 10, 20)] {
             sqlx::query("UPDATE outbox SET held_at = now() - make_interval(secs => $1)")
-                .bind(f64::from(age))
+                .bind(f64::from(u32::try_from(age).unwrap()))
                 .execute(&mut *connection)
                 .await
                 .unwrap();
+            db.execute("UPDATE outbox_held SET next_attempt_at = now()").await;
+            let oldest = held::due(&mut connection, &all_lanes(), 10, i64::MAX).await.unwrap().oldest;
+            assert!((age..age + 60).contains(&oldest.as_secs()), "{oldest:?} after {age} s");
             held::postpone(&mut connection, &[chain("a")], &policy).await.unwrap();
             let wait = "SELECT EXTRACT(EPOCH FROM next_attempt_at - now())::BIGINT FROM outbox_held";
             let wait = db.count(wait).await;

@@ -128,6 +128,23 @@ fn bad_rows() -> Vec<(&'static str, Row)> {
 }
 
 #[tokio::test]
+async fn a_mark_does_not_check_an_event_anew_and_whoever_takes_it_back_does() {
+    with_database(async |db: Database| {
+        db.execute("CREATE TABLE business (id BIGSERIAL)").await;
+        Row::but(|row| row.headers = json!({ "a": "b" })).produce(&db).await.unwrap();
+        db.execute(
+            "CREATE OR REPLACE FUNCTION outbox_headers_valid(headers JSONB) RETURNS BOOLEAN
+             LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RAISE 'checked anew'; END $$",
+        )
+        .await;
+        db.execute("UPDATE outbox SET published_at = clock_timestamp()").await;
+        let taken_back = sqlx::query("UPDATE outbox SET published_at = NULL").execute(&db.pool).await;
+        assert!(taken_back.unwrap_err().to_string().contains("checked anew"));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_bad_event_fails_in_its_producers_transaction() {
     with_database(async |db: Database| {
         db.execute("CREATE TABLE business (id BIGSERIAL)").await;

@@ -1,5 +1,7 @@
 //! The adapter itself, call by call: what localstripe says of states, what the layer says of keys, and faults.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
@@ -8,6 +10,8 @@ use semel_payments::provider::{
     Answer, Charged, List, Listed, Prepared, Provider as _, StoredCharge, StoredRefund,
 };
 use semel_tests::stripe::{API_KEY, DECLINED, Fault, GOOD, Stripe};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 
 const AMOUNT: i64 = 1250;
 
@@ -238,5 +242,40 @@ async fn another_order_under_a_key_is_a_mismatch_and_a_closed_port_executes_noth
     stripe.lift();
     let answer = provider.charge(&ready, soon()).await;
     assert!(matches!(answer, Answer::Succeeded { .. }), "{answer:?}");
+    Ok(())
+}
+
+/// Answers every request like this; returns its address, and how many there were.
+async fn answering(head: &'static str, body: usize) -> Result<(String, Arc<AtomicUsize>)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let base = format!("http://{}", listener.local_addr()?);
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            if stream.read(&mut request).await.is_ok_and(|bytes| bytes > 0) {
+                counted.fetch_add(1, Ordering::SeqCst);
+                // It may not listen to the end.
+                let _ = stream.write_all(head.as_bytes()).await;
+                let _ = stream.write_all(&vec![b' '; body]).await;
+            }
+        }
+    });
+    Ok((base, requests))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_is_not_followed_and_a_reply_beyond_all_bounds_is_unknown() -> Result<()> {
+    let redirect =
+        "HTTP/1.1 302 Found\r\nlocation: /v1/elsewhere\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let endless = "HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\nconnection: close\r\n\r\n";
+    for (head, body) in [(redirect, 0), (endless, 3 * 1024 * 1024)] {
+        let (base, requests) = answering(head, body).await?;
+        let provider = StripeProvider::new(base.parse()?, &API_KEY.parse()?)?;
+        let answer = provider.prepare(&charge(&provider, "k", GOOD), soon()).await;
+        assert!(matches!(answer, Prepared::Answered(Answer::Unknown { .. })), "{answer:?}");
+        assert_eq!(requests.load(Ordering::SeqCst), 1, "it was sent again");
+    }
     Ok(())
 }

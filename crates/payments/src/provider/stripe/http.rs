@@ -88,8 +88,8 @@ impl Http {
             .pool_timer(TokioTimer::new())
             .retry_canceled_requests(false)
             .build(connector);
-        let authorization = key.header().unwrap_or(HeaderValue::from_static(""));
-        Ok(Self { client, base, authorization, places: Arc::new(Semaphore::new(CONNECTIONS)) })
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        Ok(Self { client, base, authorization: key.header(), places })
     }
 
     /// Sends a request, once.
