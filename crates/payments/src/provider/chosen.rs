@@ -14,7 +14,7 @@ pub enum Chosen {
     /// A provider that speaks `semel.provider.v1`.
     Grpc(GrpcProvider),
     /// Stripe.
-    Stripe(StripeProvider),
+    Stripe(Box<StripeProvider>),
 }
 
 impl From<GrpcProvider> for Chosen {
@@ -25,7 +25,7 @@ impl From<GrpcProvider> for Chosen {
 
 impl From<StripeProvider> for Chosen {
     fn from(provider: StripeProvider) -> Self {
-        Self::Stripe(provider)
+        Self::Stripe(Box::new(provider))
     }
 }
 
