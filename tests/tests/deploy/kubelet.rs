@@ -108,6 +108,7 @@ async fn every_deployment_is_replaced_and_relays_are_scaled_under_load() -> Resu
         token: String::new(),
         provider: SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?)),
         book: std::env::temp_dir().join(format!("{}.jsonl", unique_name("semel_book"))),
+        stripe: None,
         env: &[],
     };
     // What somebody does beforehand: roles, secrets.

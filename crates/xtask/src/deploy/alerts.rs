@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(judged(RULES, TESTS), [""; 0]);
         assert_eq!(
             judged(&RULES.replace("x/a", "x/b"), TESTS),
-            ["A: there is no runbook docs/runbooks/b.md"]
+            [format!("A: there is no runbook docs/runbooks/{}.md", "b")]
         );
         assert_eq!(judged(&RULES.replace("runbook_url", "link"), TESTS), ["A: it has no runbook_url"]);
         assert_eq!(judged(&RULES.replace("up ==", "upp =="), TESTS), ["A: no binary emits upp"]);
