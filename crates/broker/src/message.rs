@@ -169,6 +169,15 @@ impl MessageCopy {
         self
     }
 
+    /// Sees that it can be published as it is on a connection whose frames hold this many bytes.
+    ///
+    /// # Errors
+    ///
+    /// What does not fit.
+    pub fn fits(&self, frame_max: usize) -> Result<(), String> {
+        fits(&self.encode()?, &self.body, frame_max)
+    }
+
     fn encode(&self) -> Result<BasicProperties, String> {
         let mut headers = self.properties.headers().clone().unwrap_or_default();
         for (name, value) in &self.headers {
@@ -236,15 +245,20 @@ impl<'a> Encoded<'a> {
             Message::Event { envelope, body } => (envelope.properties()?, body),
             Message::Copy(copy) => (copy.encode()?, &copy.body),
         };
-        let frame = frame_size(&properties);
-        if frame > frame_max {
-            return Err(format!("the headers take {frame} bytes and a frame holds {frame_max}"));
-        }
-        if body.len() > MAX_BODY {
-            return Err(format!("the body is {} bytes long and the limit is {MAX_BODY}", body.len()));
-        }
+        fits(&properties, body, frame_max)?;
         Ok(Self { exchange, routing_key, properties, body })
     }
+}
+
+fn fits(properties: &BasicProperties, body: &[u8], frame_max: usize) -> Result<(), String> {
+    let frame = frame_size(properties);
+    if frame > frame_max {
+        return Err(format!("the headers take {frame} bytes and a frame holds {frame_max}"));
+    }
+    if body.len() > MAX_BODY {
+        return Err(format!("the body is {} bytes long and the limit is {MAX_BODY}", body.len()));
+    }
+    Ok(())
 }
 
 /// An upper bound of the content header frame's size, in bytes.

@@ -35,8 +35,21 @@ const NAMES: [(&str, Get, Set); 7] = [
 
 impl MessageCopy {
     /// All of it but the body.
-    #[must_use]
-    pub fn to_stored(&self) -> String {
+    ///
+    /// # Errors
+    ///
+    /// When [`from_stored`](Self::from_stored) would not make the same copy of it, as with a number that is none or with tables
+    /// in tables without an end.
+    pub fn to_stored(&self) -> Result<String, NotStored> {
+        let stored = self.to_json();
+        let again = Self::from_stored(&stored, Vec::new())?;
+        if again.properties() != self.properties() {
+            return Err(NotStored("a header would not be what it was".to_owned()));
+        }
+        Ok(stored)
+    }
+
+    fn to_json(&self) -> String {
         let properties = self.properties();
         let mut stored = Map::new();
         for (name, get, _) in NAMES {
@@ -149,12 +162,24 @@ mod tests {
             .with_priority(3)
             .with_headers(FieldTable::from(headers));
         let copy = MessageCopy::new(&properties, b"\xffbody".to_vec());
-        let stored = copy.to_stored();
+        let stored = copy.to_stored().unwrap();
         assert!(stored.contains(r#""number":-7"#) && stored.contains(r#""type":"OrderPlaced""#), "{stored}");
         let again = MessageCopy::from_stored(&stored, b"\xffbody".to_vec()).unwrap();
         assert_eq!(again.properties(), copy.properties());
         assert_eq!(again.received(), copy.received());
         assert!(copy.received().is_some());
+    }
+
+    #[test]
+    fn what_could_not_be_read_back_is_not_stored() {
+        let nested = (0..200).fold(AMQPValue::Boolean(true), |inner, _| {
+            AMQPValue::FieldTable(FieldTable::from(BTreeMap::from([("in".into(), inner)])))
+        });
+        for value in [AMQPValue::Double(f64::NAN), AMQPValue::Float(f32::INFINITY), nested] {
+            let headers = BTreeMap::from([("odd".into(), value)]);
+            let properties = BasicProperties::default().with_headers(FieldTable::from(headers));
+            assert!(MessageCopy::new(&properties, Vec::new()).to_stored().is_err());
+        }
     }
 
     #[test]

@@ -73,6 +73,12 @@ impl Subscription {
         &self.queue
     }
 
+    /// How many bytes a frame of its connection holds at most.
+    #[must_use]
+    pub fn frame_max(&self) -> usize {
+        self.connection.frame_max()
+    }
+
     /// Waits for the next delivery.
     ///
     /// # Errors

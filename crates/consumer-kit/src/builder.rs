@@ -12,6 +12,7 @@ use crate::consumer::Consumer;
 use crate::handler::Handler;
 use crate::metrics;
 use crate::testing::Rehearsal;
+use crate::transaction::PARKED_PATIENCE;
 
 /// Whether a consumer can work; what a daemon's readiness is made of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -71,10 +72,13 @@ impl Settings {
     }
 
     /// What no transaction takes whose every call keeps its limit: begin, record, handle each, and two calls to end it; in an
-    /// aggregate's order, to lock, to look, to advance and two calls to unpark beside.
+    /// aggregate's order, to lock, to set limits, to look, to advance and two calls to unpark beside.
     pub(crate) fn attempt_limit(&self) -> Duration {
-        let ordered = if self.ordering == Ordering::Aggregate { 5 } else { 0 };
-        self.call_limit() * (4 + ordered + u32::from(self.batch))
+        let calls = 4 + u32::from(self.batch);
+        match self.ordering {
+            Ordering::None => self.call_limit() * calls,
+            Ordering::Aggregate => self.call_limit() * (calls + 6) + PARKED_PATIENCE,
+        }
     }
 
     /// The aggregate whose order the event is kept in, if it is in any.

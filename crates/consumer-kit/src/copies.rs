@@ -75,7 +75,7 @@ pub(crate) enum To {
 pub(crate) enum Copied {
     /// The broker has it.
     Safe,
-    /// With these headers the message does not fit into the protocol.
+    /// With these headers the message does not fit into the protocol, or the broker does not take it.
     TooLarge {
         /// What does not fit.
         reason: String,
@@ -219,6 +219,11 @@ fn told(original: &Original, error: &str) -> MessageCopy {
         .with_header(headers::ROUTING_KEY, original.routing_key.as_str())
         .with_header(headers::FAILED_AT, now)
         .with_header(headers::ERROR, shortened(error))
+}
+
+/// Without zero bytes, which no text of the database may hold.
+pub(crate) fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
 }
 
 /// As much of it as a copy carries.

@@ -49,6 +49,8 @@ pub(crate) struct Signals {
     pub(crate) ending: CancellationToken,
     /// A message is settled, so that database and broker work.
     pub(crate) settled: Notify,
+    /// What the headers of a message may take on the session's connection, in bytes.
+    pub(crate) frame_max: usize,
 }
 
 /// Handles a message and settles it. On an error nothing is settled, and the channel has to be closed.
@@ -110,15 +112,14 @@ async fn settle_alone<H: Handler>(
     let verdict = loop {
         match judge_until_known(shared, &delivery, signals).await? {
             Verdict::Park { error } => {
-                match until_parked(shared, &delivery, signals, Why::Failed(&error)).await? {
-                    Some(outcome) => break Verdict::Settled(outcome),
-                    None => break Verdict::Retry { error },
-                }
+                break until_parked(shared, &delivery, signals, Why::Failed(&error))
+                    .await?
+                    .unwrap_or(Verdict::Retry { error });
             }
             verdict @ (Verdict::Wait | Verdict::Suspect) => {
                 let why = if matches!(verdict, Verdict::Wait) { Why::Behind } else { Why::Redelivered };
-                if let Some(outcome) = until_parked(shared, &delivery, signals, why).await? {
-                    break Verdict::Settled(outcome);
+                if let Some(verdict) = until_parked(shared, &delivery, signals, why).await? {
+                    break verdict;
                 }
                 // What it would have waited for is done.
             }
@@ -179,20 +180,20 @@ async fn settle_alone<H: Handler>(
     Ok(())
 }
 
-/// Parks a message, and waits where there is no room for it, or until the session ends. Returns what became of it; nothing if
-/// it need not wait for another.
+/// Parks a message, and waits where it cannot be for now, or until the session ends. Returns what is to be done with it then;
+/// nothing if it need not wait for another.
 async fn until_parked<H: Handler>(
     shared: &Shared<H>,
     delivery: &Delivery,
     signals: &Signals,
     why: Why<'_>,
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Option<Verdict>, Error> {
     let Some(aggregate) = aggregate(shared, delivery) else { return Ok(None) };
     let mut backoff = Backoff::for_service();
     let mut was_kept = false;
     loop {
-        let full = match park(shared, delivery, &aggregate, why).await? {
-            Parking::Full(full) => full,
+        let obstacle = match park(shared, delivery, &aggregate, why, signals.frame_max).await? {
+            Parking::NotNow(obstacle) => obstacle,
             parking => {
                 if was_kept && !signals.ending.is_cancelled() {
                     (shared.settings.on_readiness)(Readiness::Ready);
@@ -200,7 +201,11 @@ async fn until_parked<H: Handler>(
                 let event_id =
                     delivery.envelope.as_ref().ok().map(|event| tracing::field::display(event.event_id));
                 let consumer = shared.settings.name.as_str();
-                return Ok(match (parking, why) {
+                let outcome = match (parking, why) {
+                    (Parking::Unfit(reason), _) => {
+                        let error = format!("it cannot be parked: {reason}");
+                        return Ok(Some(Verdict::Dead { reason: Reason::Invalid, error }));
+                    }
                     (Parking::Parked, Why::Failed(error)) => {
                         tracing::warn!(consumer, event_id, "parked: {error}");
                         Some(Outcome::Parked)
@@ -214,19 +219,20 @@ async fn until_parked<H: Handler>(
                         Some(Outcome::Parked)
                     }
                     (Parking::Processed, _) => Some(Outcome::Duplicate),
-                    (Parking::Clear | Parking::Full(_), _) => None,
-                });
+                    (Parking::Clear | Parking::NotNow(_), _) => None,
+                };
+                return Ok(outcome.map(Verdict::Settled));
             }
         };
         if signals.ending.is_cancelled() {
-            return Err(full);
+            return Err(obstacle);
         }
         was_kept = true;
         let wait = backoff.next_wait();
-        shared.not_consuming(&chain(&full), wait);
+        shared.not_consuming(&chain(&obstacle), wait);
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            () = signals.ending.cancelled() => return Err(full),
+            () = signals.ending.cancelled() => return Err(obstacle),
         }
     }
 }

@@ -2,14 +2,14 @@
 //! order is kept all the same.
 
 use semel_broker::Delivery;
-use semel_core::database::{Loan, within};
+use semel_core::database::{Failure, Loan, failure, within};
 use semel_core::inbox::order::{self, Standing};
-use semel_core::inbox::parked::{self, Failure, NewParked, Reason};
+use semel_core::inbox::parked::{self, NewParked, Reason};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use crate::aggregate::Aggregate;
 use crate::consumer::Shared;
-use crate::copies::{Original, shortened};
+use crate::copies::{Original, shortened, storable};
 use crate::error::Error;
 use crate::transaction::begin_statement;
 
@@ -33,11 +33,17 @@ pub(crate) enum Parking {
     Processed,
     /// Nothing of its aggregate is parked any more, behind which it would have to wait.
     Clear,
-    /// As many are parked as may be.
-    Full(Error),
+    /// It cannot be parked for now: as many are as may be, or the database answers that it cannot.
+    NotNow(Error),
+    /// No message could be made of it again: it would stand in its aggregate's way for ever.
+    Unfit(String),
 }
 
-/// Parks an event, unless there is nothing behind which it would have to wait.
+/// Parks an event, unless there is nothing behind which it would have to wait. `frame_max` is what a message's headers may take.
+///
+/// # Errors
+///
+/// When the connection is lost, or the outcome of the commit is unknown.
 ///
 /// # Cancel safety
 ///
@@ -47,6 +53,7 @@ pub(crate) async fn park<H>(
     delivery: &Delivery,
     aggregate: &Aggregate,
     why: Why<'_>,
+    frame_max: usize,
 ) -> Result<Parking, Error> {
     let failed = |source| Error::Database { attempted: "park an event", source };
     let mut loan = Loan::take(&shared.pool).await.map_err(failed)?;
@@ -55,14 +62,25 @@ pub(crate) async fn park<H>(
     let limit = patience + shared.settings.answer_limit;
     let begin = loan.begin_with(AssertSqlSafe(begin_statement(patience)));
     let mut tx = within(limit, begin).await.map_err(failed)?;
-    let parking =
-        within(limit * 2, park_in(&mut tx, shared, delivery, aggregate, why)).await.map_err(failed)?;
+    let parking = within(limit * 2, park_in(&mut tx, shared, delivery, aggregate, why, frame_max)).await;
+    let parking = match parking {
+        Ok(Parking::Parked) => within(limit, tx.commit()).await.map(|()| Parking::Parked),
+        Err(error) if failure(&error) == Failure::Unknown => {
+            drop(tx);
+            Err(error)
+        }
+        other => within(limit, tx.rollback()).await.and(other),
+    };
     match parking {
-        Parking::Parked => within(limit, tx.commit()).await.map_err(failed)?,
-        _ => within(limit, tx.rollback()).await.map_err(failed)?,
+        Ok(parking) => {
+            loan.give_back();
+            Ok(parking)
+        }
+        Err(error) if failure(&error) == Failure::Unknown => Err(failed(error)),
+        // It is rolled back. To end the session would cost all that is in work a delivery. The connection is not given back: it
+        // may lead to a server that was demoted.
+        Err(error) => Ok(Parking::NotNow(failed(error))),
     }
-    loan.give_back();
-    Ok(parking)
 }
 
 async fn park_in<H>(
@@ -71,11 +89,14 @@ async fn park_in<H>(
     delivery: &Delivery,
     aggregate: &Aggregate,
     why: Why<'_>,
+    frame_max: usize,
 ) -> Result<Parking, sqlx::Error> {
     let settings = &shared.settings;
     // Only events are parked.
     let Ok(received) = &delivery.envelope else { return Ok(Parking::Clear) };
     let place = aggregate.place(&settings.name);
+    // Before the lock, for which others wait.
+    let is_full = parked::is_full(tx, &settings.name, i64::from(settings.parked_limit)).await?;
     order::lock(tx, place).await?;
     match order::look(tx, place, received.event_id).await? {
         Standing { is_processed: true, .. } => return Ok(Parking::Processed),
@@ -83,10 +104,19 @@ async fn park_in<H>(
         Standing { has_parked: false, .. } if matches!(why, Why::Behind) => return Ok(Parking::Clear),
         Standing { .. } => {}
     }
-    if parked::is_full(tx, &settings.name, i64::from(settings.parked_limit)).await? {
-        return Ok(Parking::Full(Error::ParkedFull { limit: settings.parked_limit }));
-    }
     let original = Original::from(delivery);
+    let error = match why {
+        Why::Failed(error) => storable(error),
+        Why::Behind | Why::Redelivered => String::new(),
+    };
+    let stored = original.copy.to_stored().map_err(|error| error.to_string());
+    let properties = match stored.and_then(|stored| original.copy.fits(frame_max).map(|()| stored)) {
+        Ok(properties) => properties,
+        Err(reason) => return Ok(Parking::Unfit(reason)),
+    };
+    if is_full {
+        return Ok(Parking::NotNow(Error::ParkedFull { limit: settings.parked_limit }));
+    }
     let event_type = received.event_type.as_deref().map(storable);
     let event = NewParked {
         event_id: received.event_id,
@@ -94,11 +124,11 @@ async fn park_in<H>(
         event_type: event_type.as_deref(),
         exchange: &storable(&original.exchange),
         routing_key: &storable(&original.routing_key),
-        properties: &original.copy.to_stored(),
+        properties: &properties,
         payload: &delivery.body,
         reason: match why {
-            Why::Failed(error) => Reason::Failed(Failure {
-                error: shortened(error),
+            Why::Failed(_) => Reason::Failed(parked::Failure {
+                error: shortened(&error),
                 attempts: i32::try_from(original.failures.saturating_add(1)).unwrap_or(i32::MAX),
                 retry_in: shared.copies.delay(original.failures),
             }),
@@ -108,9 +138,4 @@ async fn park_in<H>(
     };
     parked::park(tx, place, &event).await?;
     Ok(Parking::Parked)
-}
-
-/// Without zero bytes, which no text of the database may hold. The properties have the text as it was.
-fn storable(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
 }

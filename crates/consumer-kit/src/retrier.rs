@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use crate::aggregate::{Aggregate, Ordering};
 use crate::builder::PARKED_AT_ONCE;
 use crate::consumer::Shared;
-use crate::copies::{Copied, Original, Reason, To, shortened};
+use crate::copies::{Copied, Original, Reason, To, shortened, storable};
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::message::{Verdict, attempt, verdict};
@@ -212,7 +212,7 @@ async fn retry<H: Handler>(shared: &Shared<H>, parked: Parked) -> Result<(), Err
     Ok(())
 }
 
-/// Makes a dead letter of a parked event, and then lets its followers go on.
+/// Makes a dead letter of a parked event, and then lets its followers go on. Only when the broker has it safe: else it stays.
 async fn bury<H: Handler>(
     shared: &Shared<H>,
     parked: &Parked,
@@ -225,10 +225,18 @@ async fn bury<H: Handler>(
         Ok(Copied::TooLarge { .. }) => shared.copies.bury_as_it_is(original).await,
         copied => copied,
     };
-    if let Err(error) = copied {
-        // An attempt that could not be brought to its end is none.
-        excuse(shared, parked).await?;
-        return Err(error);
+    match copied {
+        Ok(Copied::Safe) => {}
+        Ok(Copied::TooLarge { reason }) => {
+            // It stays, with what people need to know; its handler is not called again once its attempts are used up.
+            let told = format!("there can be no dead letter of it: {reason}; it failed with: {error}");
+            return fail(shared, parked, original.failures, &told).await;
+        }
+        Err(error) => {
+            // An attempt that could not be brought to its end is none.
+            excuse(shared, parked).await?;
+            return Err(error);
+        }
     }
     unpark(shared, parked).await?;
     // The decoder's words may quote the payload; they are in the dead letter.
@@ -247,7 +255,8 @@ async fn fail<H>(shared: &Shared<H>, parked: &Parked, failures: u32, error: &str
         retry_in_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
         "a parked event failed: {error}"
     );
-    let failure = Failure { error: shortened(error), attempts: parked.attempts, retry_in: delay };
+    let error = storable(error);
+    let failure = Failure { error: shortened(&error), attempts: parked.attempts, retry_in: delay };
     call(shared, async |connection| parked::fail(connection, parked.parked_id, failure).await).await
 }
 

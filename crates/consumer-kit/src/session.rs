@@ -87,12 +87,13 @@ impl<H: Handler> Session<H> {
             Ahead::OneUntilFresh => 1,
         };
         let subscription = Subscription::open(&shared.broker, &settings.name, queue, prefetch).await?;
+        let frame_max = subscription.frame_max();
         Ok(Self {
             shared: Arc::clone(shared),
             subscription,
             places: Arc::new(Semaphore::new(usize::from(settings.concurrency))),
             running: FuturesUnordered::new(),
-            signals: Arc::default(),
+            signals: Arc::new(Signals { frame_max, ..Signals::default() }),
             ahead,
             lanes: Arc::default(),
         })

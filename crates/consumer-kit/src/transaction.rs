@@ -12,14 +12,14 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use semel_core::database::{self, Failure, Loan, failure, sqlstate, within};
 use semel_core::inbox;
-use semel_core::inbox::order::{self, Standing};
-use semel_core::inbox::parked::{self, Parked};
+use semel_core::inbox::order::{self, Place, Standing};
+use semel_core::inbox::parked::{self, NewParked, Parked, Reason};
 use semel_core::trace::TraceContext;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
 use tracing::{Instrument as _, Span};
 use uuid::Uuid;
 
-use crate::aggregate::{Aggregate, VersionGuard};
+use crate::aggregate::{Aggregate, Ordering, VersionGuard};
 use crate::builder::Settings;
 use crate::consumer::Shared;
 use crate::error::Error;
@@ -110,7 +110,12 @@ async fn transact<H: Handler>(
     source: Source<'_>,
 ) -> Result<Vec<Effect>, Setback> {
     let (budget, limit) = (shared.settings.budget, shared.settings.call_limit());
-    let begin = connection.begin_with(AssertSqlSafe(begin_statement(budget)));
+    let begin = match source {
+        Source::Queue => begin_statement(budget),
+        // Its statement may take longer than the wait for the lock, so that it is told which of the two was too long.
+        Source::Parked(_) => begin_within(PARKED_PATIENCE * 2, PARKED_PATIENCE),
+    };
+    let begin = connection.begin_with(AssertSqlSafe(begin));
     let mut tx = within(limit, begin).await.map_err(lost("begin a transaction"))?;
 
     let in_order = InOrder::of(&shared.settings, &events);
@@ -216,9 +221,12 @@ impl InOrder {
         match source {
             Source::Queue => within(limit, order::lock(tx, place)).await?,
             Source::Parked(parked) => {
-                if !within(limit, order::try_lock(tx, place)).await? {
-                    return Ok(Some(Effect::Busy));
+                // Whoever waits has its turn; one that only looked would hardly ever find a busy aggregate free.
+                match within(limit + PARKED_PATIENCE, order::lock(tx, place)).await {
+                    Err(error) if failure(&error) == Failure::LockTimeout => return Ok(Some(Effect::Busy)),
+                    locked => locked?,
                 }
+                within(limit, tx.execute(AssertSqlSafe(limits(settings.budget, settings.budget)))).await?;
                 if !within(limit, parked::is_held(tx, parked.parked_id, parked.attempts)).await? {
                     return Ok(Some(Effect::Gone));
                 }
@@ -327,21 +335,52 @@ pub(crate) async fn probe(pool: &PgPool, settings: &Settings) -> Result<(), Erro
     let mut tx = within(limit, begin).await.map_err(failed("begin a transaction"))?;
     let record = inbox::record_once(&mut tx, &settings.name, Uuid::new_v4());
     within(limit, record).await.map_err(failed("write to the database"))?;
+    if settings.ordering == Ordering::Aggregate {
+        within(limit, probe_order(&mut tx, settings)).await.map_err(failed("write to the database"))?;
+    }
     within(limit, tx.rollback()).await.map_err(failed("roll back a transaction"))?;
     loan.give_back();
     Ok(())
 }
 
+/// What is written of an event in its aggregate's order; without its lock, for nobody knows of this one.
+async fn probe_order(tx: &mut PgConnection, settings: &Settings) -> Result<(), sqlx::Error> {
+    let id = Uuid::new_v4();
+    let name = id.to_string();
+    let place = Place { consumer: &settings.name, kind: "semel-probe", id: &name };
+    order::advance(tx, place, 1).await?;
+    let event = NewParked {
+        event_id: id,
+        version: None,
+        event_type: None,
+        exchange: "",
+        routing_key: "",
+        properties: "{}",
+        payload: &[],
+        reason: Reason::Behind,
+    };
+    parked::park(tx, place, &event).await
+}
+
 /// A single row of a random event waits for nobody, but for a table that is being changed.
 const PROBE_BUDGET: Duration = Duration::from_secs(5);
+
+/// How long a parked event waits for its aggregate's lock, before others that are due have their turn.
+pub(crate) const PARKED_PATIENCE: Duration = Duration::from_millis(750);
 
 /// The server ends a statement, or a wait for a twin's lock, that outlasts the budget, so that dropping a handler never
 /// leaves one running. One round trip.
 pub(crate) fn begin_statement(budget: Duration) -> String {
-    let budget = budget.as_millis();
-    format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {budget}; SET LOCAL lock_timeout = {budget}"
-    )
+    begin_within(budget, budget)
+}
+
+fn begin_within(statement: Duration, lock: Duration) -> String {
+    format!("BEGIN ISOLATION LEVEL READ COMMITTED; {}", limits(statement, lock))
+}
+
+fn limits(statement: Duration, lock: Duration) -> String {
+    let (statement, lock) = (statement.as_millis(), lock.as_millis());
+    format!("SET LOCAL statement_timeout = {statement}; SET LOCAL lock_timeout = {lock}")
 }
 
 /// Of a transaction that is rolled back.

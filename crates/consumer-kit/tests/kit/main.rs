@@ -12,6 +12,7 @@ mod failures;
 mod life;
 mod line;
 mod order;
+mod parked;
 mod poison;
 mod rehearsals;
 mod script;

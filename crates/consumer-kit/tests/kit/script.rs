@@ -25,6 +25,8 @@ pub(crate) enum Act {
     Fail(u32),
     /// Fails transiently with a reason of 2,000 letters.
     FailAtLength,
+    /// Fails transiently with a reason that no row can hold as it is.
+    FailWithZeroByte,
     /// Panics this often, then succeeds.
     Panic(u32),
     /// Never ends, this often, then succeeds; half-way into a savepoint.
@@ -129,6 +131,7 @@ impl Handler for Script {
             }
             Act::Fail(times) if call <= times => return Err(HandlerError::transient("the bank is closed")),
             Act::FailAtLength => return Err(HandlerError::transient("x".repeat(2000))),
+            Act::FailWithZeroByte => return Err(HandlerError::transient("the bank\0is closed")),
             Act::Panic(times) if call <= times => panic!("as ordered"),
             Act::Hang(times) if call <= times => {
                 let mut savepoint = tx.begin().await?;

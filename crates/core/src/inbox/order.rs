@@ -60,21 +60,6 @@ pub async fn lock(connection: &mut PgConnection, place: Place<'_>) -> Result<(),
     .map(drop)
 }
 
-/// As [`lock`], but says `false` instead of waiting.
-///
-/// # Errors
-///
-/// When the database fails.
-pub async fn try_lock(connection: &mut PgConnection, place: Place<'_>) -> Result<bool, sqlx::Error> {
-    sqlx::query_scalar!(
-        r#"-- inbox_try_lock
-        SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0)) AS "locked!""#,
-        place.name()
-    )
-    .fetch_one(connection)
-    .await
-}
-
 /// Looks at where an event and its aggregate stand, behind the [`lock`].
 ///
 /// # Errors
