@@ -52,12 +52,28 @@ fn count(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
+/// Longest age that may be asked for: beyond a few thousand years, neither clock goes back.
+const LONGEST_AGE: Duration = Duration::from_hours(24 * 36_500);
+
 /// Reads a number with its unit.
 fn age(text: &str) -> Result<Duration, String> {
     let seconds = ["s", "m", "h", "d"].iter().zip([1, 60, 3600, 86_400]).find_map(|(unit, seconds)| {
         text.strip_suffix(unit)?.parse::<u32>().ok().map(|count| u64::from(count) * seconds)
     });
-    seconds
-        .map(Duration::from_secs)
-        .ok_or_else(|| "must be a number and s, m, h or d, such as 15m".to_owned())
+    let age = seconds.map(Duration::from_secs).filter(|age| *age <= LONGEST_AGE);
+    age.ok_or_else(|| "must be a number and s, m, h or d, such as 15m, and at most 36500d".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_have_units_and_a_bound() {
+        assert_eq!(age("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(age("36500d"), Ok(LONGEST_AGE));
+        for bad in ["", "s", "90", "-1s", "1.5h", "36501d", "4294967295d"] {
+            assert!(age(bad).is_err(), "{bad}");
+        }
+    }
 }

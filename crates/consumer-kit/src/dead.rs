@@ -41,6 +41,9 @@ pub use desk::{Decided, Decision, Fate, Verdict};
 pub use letter::{Filter, Letter, Which};
 use walk::{MOST_HELD, Walk};
 
+/// How long after it was put back a letter may still be delivered; what the reaper adds to the retention of events, too.
+const LONGEST_REDELIVERY: Duration = Duration::from_hours(168);
+
 /// How long a consumer remembers what it took effect of, unless told otherwise; the reaper's default.
 const RETENTION: Duration = Duration::from_hours(720);
 

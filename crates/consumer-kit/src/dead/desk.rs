@@ -10,9 +10,9 @@ use semel_core::failpoint;
 use semel_core::operators::{self, Deeds};
 use time::OffsetDateTime;
 
-use super::letter::{Filter, Letter};
+use super::letter::{Filter, Letter, before};
 use super::walk::{MOST_HELD, Walk};
-use super::{Bound, DeadError, DeadLetters, failed_to};
+use super::{Bound, DeadError, DeadLetters, LONGEST_REDELIVERY, failed_to};
 use crate::copies::headers;
 #[cfg(feature = "failpoints")]
 use crate::failpoints;
@@ -174,7 +174,8 @@ impl Desk<'_> {
         if !is_meant {
             return false;
         }
-        let remembered = self.now - self.letters.retention;
+        // What is put back now may be delivered as late as any message, and has to be remembered until then.
+        let remembered = before(self.now, self.letters.retention.saturating_sub(LONGEST_REDELIVERY));
         let is_too_old = letter.oldest_effect().is_none_or(|since| since <= remembered);
         if *verdict == Verdict::Replay && is_too_old && !is_forced {
             self.decided.too_old += 1;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use semel_broker::{Delivery, HeaderValue};
-use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, PrimitiveDateTime};
 use uuid::Uuid;
 
 use crate::copies::headers;
@@ -104,6 +104,12 @@ impl Letter {
     }
 }
 
+/// The time that long before; the earliest one that can be told, if there is none.
+pub(super) fn before(now: OffsetDateTime, age: Duration) -> OffsetDateTime {
+    let earlier = time::Duration::try_from(age).ok().and_then(|age| now.checked_sub(age));
+    earlier.unwrap_or(PrimitiveDateTime::MIN.assume_utc())
+}
+
 /// The reason of a letter that tells none.
 const UNTOLD: &str = "untold";
 
@@ -133,8 +139,8 @@ impl Filter {
             && is(&self.event_type, &letter.event_type)
             && is(&self.aggregate_type, &letter.aggregate_type)
             && is(&self.aggregate_id, &letter.aggregate_id)
-            && self.older_than.is_none_or(|age| failed(&|at| at < now - age))
-            && self.newer_than.is_none_or(|age| failed(&|at| at >= now - age))
+            && self.older_than.is_none_or(|age| failed(&|at| at < before(now, age)))
+            && self.newer_than.is_none_or(|age| failed(&|at| at >= before(now, age)))
     }
 }
 
@@ -206,6 +212,8 @@ mod tests {
             (Filter { aggregate_type: name("payment"), ..all() }, false),
             (Filter { older_than: Some(Duration::from_mins(9)), ..all() }, true),
             (Filter { older_than: Some(Duration::from_mins(11)), ..all() }, false),
+            (Filter { older_than: Some(Duration::MAX), ..all() }, false),
+            (Filter { newer_than: Some(Duration::MAX), ..all() }, true),
             (Filter { newer_than: Some(Duration::from_mins(11)), ..all() }, true),
             (Filter { newer_than: Some(Duration::from_mins(9)), ..all() }, false),
         ] {

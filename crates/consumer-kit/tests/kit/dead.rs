@@ -1,7 +1,7 @@
 //! Dead letters, and what people do about them.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lapin::BasicProperties;
 use semel_broker::{Envelope, Outcome, Outgoing, Publisher, Subscription, inspect};
@@ -265,6 +265,11 @@ async fn what_is_older_than_the_consumer_remembers_is_put_back_by_force_alone() 
     world.lay().await;
     let ids = world.bury_all(2, Act::Succeed).await;
     let forgetful = world.letters().retention(Duration::from_hours(720));
+    // Nor is what would be forgotten before its last delivery is over.
+    let age = (SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)).elapsed().unwrap();
+    let soon = world.letters().retention(age + Duration::from_hours(100));
+    let refused = decide(&soon, &replay()).await.unwrap();
+    assert_eq!((refused.done, refused.too_old), (0, 2));
     let mut told = Vec::new();
     let mut tell = |letter: &Letter, fate| told.push((letter.event_id, fate));
     let refused = forgetful.decide(&replay(), &mut tell).await.unwrap();
