@@ -51,6 +51,12 @@ pub enum Error {
         /// The limit.
         limit: u32,
     },
+    /// Events are parked, which only a consumer in the order of [`Ordering::Aggregate`](crate::Ordering::Aggregate) tries again.
+    #[error(
+        "events of this consumer are parked, and without an order nobody tries them again: run it in the aggregates' order until \
+         `parked list` is empty (`parked retry` and `parked discard` hurry that)"
+    )]
+    StillParked,
     /// A parked event cannot be made into a message again.
     #[error("cannot read parked event {event_id}")]
     Parked {
@@ -78,6 +84,7 @@ impl Disposed for Error {
             | Self::Copy { .. }
             | Self::Unroutable { .. }
             | Self::ParkedFull { .. }
+            | Self::StillParked
             | Self::Parked { .. }
             | Self::Task(_) => true,
         };

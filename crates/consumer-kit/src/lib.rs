@@ -83,17 +83,21 @@
 //! | an earlier event of the aggregate is parked | park, acknowledge | `parked` |
 //! | the event was delivered before and has not taken effect: it may be one that ends the process | park, acknowledge; there the attempt is counted before the handler runs, and one whose last attempt did not end is tried alone | `parked` |
 //! | a later [version](Event::aggregate_version) of the aggregate took effect before | dead letter `stale`, acknowledge | `dead` |
-//! | [as many](ConsumerBuilder::parked_limit) are parked as may be | keep the message, be not ready | |
+//! | [as many](ConsumerBuilder::parked_limit) are parked as may be, or the database answers that it cannot park | keep the message, be not ready | |
+//! | the message could not be made again from where it would be parked: its headers are nested too deep, or take more than a frame | dead letter, acknowledge | `invalid` |
 //!
 //! An old process that does not know yet that the queue was handed on may still be at work: each transaction holds its aggregate's
 //! advisory lock, and looks at what its last holder has committed. Gaps in the versions are no fault, since a queue need not be bound
 //! to all events. A dead letter that is put back when its followers took effect is `stale`, unless the
-//! [guard](ConsumerBuilder::version_guard) is off. An event that tells no aggregate is handled as without an order. There are no
+//! [guard](ConsumerBuilder::version_guard) is off. An event that tells no aggregate is handled as without an order; one that ends the
+//! process is counted by the broker then, and with it what was sent ahead, for nothing is fetched one by one here. There are no
 //! batches, and the pool needs four connections more. The broker's own order holds as long as messages are given back to it in
 //! theirs; where it does not, the guard refuses what comes late rather than to take effect of it in the wrong order.
 //!
 //! It does not purge `processed_events` and `aggregate_versions`: keep their rows longer than the longest time after which a message
-//! may be delivered again. `parked_events` is bounded, and empties itself.
+//! may be delivered again. `parked_events` is bounded, and empties itself while such a consumer runs, but for an event that there
+//! can be no dead letter of: that one stays, says so, and waits for a person. Without an order the consumer does not begin before
+//! the table is empty of its events.
 
 mod aggregate;
 mod attempts;

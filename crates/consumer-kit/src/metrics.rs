@@ -2,13 +2,19 @@
 
 use std::time::Duration;
 
-use metrics::{counter, histogram};
+use metrics::{counter, gauge, histogram};
+use semel_core::inbox::parked::Backlog;
 use semel_core::metrics::{Label, Metric};
 
 /// Counter of messages; labels `consumer` and `outcome`.
 pub const MESSAGES: &str = "semel_inbox_messages_total";
 /// Histogram of the time from taking a message to the end of its transaction; label `consumer`.
 pub const HANDLE_SECONDS: &str = "semel_inbox_handle_seconds";
+
+/// Gauge of events that are parked; label `consumer`.
+pub const PARKED: &str = "semel_inbox_parked_events";
+/// Gauge of how long the longest parked one has been; label `consumer`.
+pub const PARKED_SECONDS: &str = "semel_inbox_parked_oldest_seconds";
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -57,7 +63,7 @@ const OUTCOMES: [&str; Outcome::ALL.len()] = {
 };
 
 /// The metrics of a consumer; the label `consumer` is its name.
-pub const METRICS: [Metric; 2] = [
+pub const METRICS: [Metric; 4] = [
     Metric::counter(MESSAGES, "Messages by what became of them.")
         .with(&[Label::open("consumer"), Label::of("outcome", &OUTCOMES)]),
     Metric::histogram(
@@ -65,6 +71,13 @@ pub const METRICS: [Metric; 2] = [
         "From taking a message to the end of its transaction, an immediate repeat included.",
     )
     .with(&[Label::open("consumer")]),
+    Metric::gauge(
+        PARKED,
+        "Events that are parked, which each process of a consumer that keeps an order tells; as many as the limit stop it.",
+    )
+    .with(&[Label::open("consumer")]),
+    Metric::gauge(PARKED_SECONDS, "For how long the event has been parked that has been for the longest time.")
+        .with(&[Label::open("consumer")]),
 ];
 
 /// Describes the metrics and sets the consumer's counters to 0; a daemon calls it once its recorder is installed, and
@@ -82,4 +95,10 @@ pub(crate) fn count(consumer: &str, outcome: Outcome) {
 
 pub(crate) fn record_time(consumer: &str, time: Duration) {
     histogram!(HANDLE_SECONDS, "consumer" => consumer.to_owned()).record(time);
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
+pub(crate) fn record_backlog(consumer: &str, backlog: Backlog) {
+    gauge!(PARKED, "consumer" => consumer.to_owned()).set(backlog.events as f64);
+    gauge!(PARKED_SECONDS, "consumer" => consumer.to_owned()).set(backlog.oldest_seconds);
 }

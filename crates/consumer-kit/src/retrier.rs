@@ -9,7 +9,7 @@
 //! apart. In a crash the event is due again when the claim's lease is over.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use semel_broker::MessageCopy;
 use semel_core::database::{Loan, within};
@@ -30,10 +30,16 @@ use crate::error::Error;
 use crate::handler::Handler;
 use crate::message::{Verdict, attempt, verdict};
 use crate::metrics::{self, Outcome};
-use crate::transaction::{Effect, Source, begin_statement};
+use crate::transaction::{Effect, PARKED_PATIENCE, Source, begin_statement};
 
 /// How long until an attempt is made again that said nothing of its event.
 const EXCUSED: Duration = Duration::from_secs(1);
+
+/// What two dead letters take at most, the second one as the message is, with a connection to open before.
+const CONFIRM_LIMIT: Duration = Duration::from_mins(2);
+
+/// How often what is parked is counted.
+const COUNTED_EVERY: Duration = Duration::from_secs(10);
 
 /// What stops parked events from being tried for now. The subscription finds out what is wrong for good.
 #[derive(Debug, thiserror::Error)]
@@ -51,11 +57,13 @@ pub(crate) struct Retrier<H> {
     running: JoinSet<Result<(), Error>>,
     /// One is done with: the next of its aggregate is due.
     done: Arc<Notify>,
+    /// When what is parked was counted last.
+    counted: Option<Instant>,
 }
 
 impl<H: Handler> Retrier<H> {
     pub(crate) fn new(shared: Arc<Shared<H>>) -> Self {
-        Self { shared, running: JoinSet::new(), done: Arc::default() }
+        Self { shared, running: JoinSet::new(), done: Arc::default(), counted: None }
     }
 
     pub(crate) fn pace(&self) -> Pace {
@@ -80,6 +88,21 @@ impl<H: Handler> Retrier<H> {
         all
     }
 
+    async fn count_what_is_parked(&mut self) -> Result<(), Error> {
+        if self.counted.is_some_and(|counted| counted.elapsed() < COUNTED_EVERY) {
+            return Ok(());
+        }
+        let failed = |source| Error::Database { attempted: "count parked events", source };
+        let settings = &self.shared.settings;
+        let mut loan = Loan::take(&self.shared.pool).await.map_err(failed)?;
+        let count = parked::backlog(&mut loan, &settings.name);
+        let backlog = within(settings.call_limit(), count).await.map_err(failed)?;
+        loan.give_back();
+        metrics::record_backlog(&settings.name, backlog);
+        self.counted = Some(Instant::now());
+        Ok(())
+    }
+
     async fn has_suspect(&self) -> Result<bool, Error> {
         let failed = |source| Error::Database { attempted: "look for parked events", source };
         let settings = &self.shared.settings;
@@ -95,7 +118,7 @@ impl<H: Handler> Retrier<H> {
         let settings = &self.shared.settings;
         let mut loan = Loan::take(&self.shared.pool).await.map_err(failed)?;
         // Longer than an attempt takes, unless its connection fell silent: then the next one finds the aggregate locked.
-        let lease = settings.call_limit() * 2;
+        let lease = settings.call_limit() * 2 + PARKED_PATIENCE;
         let claim = parked::claim(&mut loan, &settings.name, suspicion, lease, i64::from(limit));
         let due = within(settings.call_limit(), claim).await.map_err(failed)?;
         loan.give_back();
@@ -107,6 +130,7 @@ impl<H: Handler> Work for Retrier<H> {
     type Error = Hindered;
 
     async fn run_once(&mut self) -> Result<Pass, Hindered> {
+        self.count_what_is_parked().await?;
         let mut free = PARKED_AT_ONCE.saturating_sub(u32::try_from(self.running.len()).unwrap_or(u32::MAX));
         if free == 0 {
             ended(self.running.join_next().await)?;
@@ -221,6 +245,13 @@ async fn bury<H: Handler>(
     error: &str,
 ) -> Result<(), Error> {
     let consumer = shared.settings.name.as_str();
+    // No transaction holds its aggregate's lock meanwhile: nobody else is to try it before the broker has answered.
+    let hold = async |connection: &mut PgConnection| {
+        parked::hold(connection, parked.parked_id, parked.attempts, CONFIRM_LIMIT).await
+    };
+    if !call(shared, hold).await? {
+        return Ok(());
+    }
     let copied = match shared.copies.publish(original, To::Dead(reason), error).await {
         Ok(Copied::TooLarge { .. }) => shared.copies.bury_as_it_is(original).await,
         copied => copied,
@@ -267,15 +298,15 @@ async fn excuse<H>(shared: &Shared<H>, parked: &Parked) -> Result<(), Error> {
     .await
 }
 
-async fn call<H>(
+async fn call<H, T>(
     shared: &Shared<H>,
-    call: impl AsyncFnOnce(&mut PgConnection) -> Result<(), sqlx::Error>,
-) -> Result<(), Error> {
+    call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error>,
+) -> Result<T, Error> {
     let failed = |source| Error::Database { attempted: "note an attempt at a parked event", source };
     let mut loan = Loan::take(&shared.pool).await.map_err(failed)?;
-    within(shared.settings.call_limit(), call(&mut loan)).await.map_err(failed)?;
+    let answer = within(shared.settings.call_limit(), call(&mut loan)).await.map_err(failed)?;
     loan.give_back();
-    Ok(())
+    Ok(answer)
 }
 
 /// Removes a parked event that is done with, and makes the next one of its aggregate due.

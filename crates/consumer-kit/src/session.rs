@@ -16,6 +16,8 @@ use std::time::Duration;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use semel_broker::{Connection, Delivery, Subscription, topology};
+use semel_core::database::{Loan, within};
+use semel_core::inbox::parked;
 use semel_core::lifecycle::Lifecycle;
 use semel_core::schema::{self, INBOX};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -70,6 +72,7 @@ impl<H: Handler> Session<H> {
         // First of all, so that nothing is fetched that could only be given back, which counts towards its limit.
         schema::verify_in(&shared.pool, &[&INBOX]).await?;
         probe(&shared.pool, settings).await?;
+        see_to_parked(shared).await?;
         shared.beat();
         if settings.topology_mode != TopologyMode::Off {
             let connection = Connection::open(&shared.broker, &settings.name).await?;
@@ -216,6 +219,24 @@ impl<H: Handler> Session<H> {
             }
         });
     }
+}
+
+/// Sees that nothing is parked in whose order nobody would try it again, and that there is room to park.
+///
+/// What fails while there is none is kept, and the broker ends a subscription that settles nothing for too long: all that was sent
+/// ahead would be one delivery closer to its limit each time.
+async fn see_to_parked<H>(shared: &Shared<H>) -> Result<(), Error> {
+    let failed = |source| Error::Database { attempted: "look for parked events", source };
+    let settings = &shared.settings;
+    let (limit, full) = match settings.ordering {
+        Ordering::None => (1, Error::StillParked),
+        Ordering::Aggregate => (settings.parked_limit, Error::ParkedFull { limit: settings.parked_limit }),
+    };
+    let mut loan = Loan::take(&shared.pool).await.map_err(failed)?;
+    let look = parked::is_full(&mut loan, &settings.name, i64::from(limit));
+    let is_full = within(settings.call_limit(), look).await.map_err(failed)?;
+    loan.give_back();
+    if is_full { Err(full) } else { Ok(()) }
 }
 
 fn outcome(done: Result<Result<(), Error>, tokio::task::JoinError>) -> Result<(), Error> {

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Once};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use semel_consumer_kit::metrics::MESSAGES;
+use semel_consumer_kit::metrics::{MESSAGES, PARKED};
 
 /// By consumer and outcome.
 type Counts = HashMap<(String, String), Arc<AtomicU64>>;
 
 static COUNTERS: LazyLock<Mutex<Counts>> = LazyLock::new(Mutex::default);
+static PARKED_EVENTS: LazyLock<Mutex<HashMap<String, Arc<AtomicU64>>>> = LazyLock::new(Mutex::default);
 static INSTALLED: Once = Once::new();
 
 struct Counters;
@@ -32,8 +33,10 @@ impl Recorder for Counters {
         Counter::from_arc(Arc::clone(counters.entry((label("consumer"), label("outcome"))).or_default()))
     }
 
-    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::noop()
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        let Some(consumer) = key.labels().find(|_| key.name() == PARKED) else { return Gauge::noop() };
+        let mut gauges = PARKED_EVENTS.lock().unwrap();
+        Gauge::from_arc(Arc::clone(gauges.entry(consumer.value().to_owned()).or_default()))
     }
 
     fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
@@ -58,4 +61,10 @@ pub(crate) fn of(consumer: &str) -> [u64; 5] {
 pub(crate) fn parked(consumer: &str) -> u64 {
     let counters = COUNTERS.lock().unwrap();
     counters[&(consumer.to_owned(), "parked".to_owned())].load(Ordering::Relaxed)
+}
+
+/// How many events are parked, as the consumer has told last.
+pub(crate) fn backlog(consumer: &str) -> Option<f64> {
+    let gauges = PARKED_EVENTS.lock().unwrap();
+    gauges.get(consumer).map(|gauge| f64::from_bits(gauge.load(Ordering::Relaxed)))
 }

@@ -334,7 +334,7 @@ async fn an_aggregate_that_no_row_can_hold_makes_a_message_invalid() {
 }
 
 #[tokio::test]
-async fn a_storm_of_redeliveries_changes_nothing() {
+async fn events_that_are_published_twice_at_two_processes_take_effect_once_and_in_order() {
     let world = World::new().await;
     let consumers = [start(&world).await, start(&world).await];
     let mut all: Vec<_> = (0..30)

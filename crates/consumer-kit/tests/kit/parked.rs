@@ -197,3 +197,47 @@ async fn parked_events_have_their_turn_although_their_aggregate_is_never_idle() 
     consumer.stop().await;
     world.close().await;
 }
+
+/// There the next one that fails would be kept, until the broker ends the subscription, which costs all that was sent ahead.
+#[tokio::test]
+async fn nothing_is_fetched_while_as_many_are_parked_as_may_be() {
+    let world = World::new().await;
+    let builder = || in_order(world.builder().retry_delays([HOUR])).parked_limit(1);
+    let consumer = world.start_with(builder());
+    consumer.ready().await;
+    let failing = steps("a", &[Act::Fail(1)]);
+    world.publish_steps(&failing).await;
+    world.parked(1).await;
+    consumer.stop().await;
+    world.publish_steps(&steps("b", &[Act::Succeed])).await;
+    let consumer = world.start_with(builder());
+    consumer.lost(2).await;
+    assert_eq!((world.queued().await, world.count("effects").await), (1, 0));
+    eventually("the count of what is parked", || async {
+        let told = counters::backlog(&world.name);
+        if told == Some(1.0) { Ok(()) } else { Err(told) }
+    })
+    .await;
+    world.pool.execute("UPDATE parked_events SET next_attempt_at = now()").await.unwrap();
+    world.took_effect(2).await;
+    consumer.stop().await;
+    world.close().await;
+}
+
+#[tokio::test]
+async fn without_an_order_nothing_is_fetched_while_events_are_parked_that_nobody_would_try_again() {
+    let world = World::new().await;
+    world.start().await.stop().await;
+    let left = "INSERT INTO parked_events
+        (consumer, aggregate_type, aggregate_id, event_id, exchange, routing_key, properties, payload, reason, attempts)
+        VALUES ($1, 'order', 'a', gen_random_uuid(), 'e', 'k', '{}', '', 'behind', 0)";
+    sqlx::query(left).bind(&world.name).execute(&world.pool).await.unwrap();
+    world.publish(Act::Succeed).await;
+    let consumer = world.start_with(world.builder());
+    consumer.lost(2).await;
+    assert_eq!((world.queued().await, world.count("effects").await), (1, 0));
+    world.pool.execute("DELETE FROM parked_events").await.unwrap();
+    world.took_effect(1).await;
+    consumer.stop().await;
+    world.close().await;
+}

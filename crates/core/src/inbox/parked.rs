@@ -241,6 +241,57 @@ pub async fn is_held(
     .await
 }
 
+/// Keeps the event to whoever counted this attempt for another `lease`. Says whether nobody has claimed or removed it since.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn hold(
+    connection: &mut PgConnection,
+    parked_id: i64,
+    attempts: i32,
+    lease: Duration,
+) -> Result<bool, sqlx::Error> {
+    let held = sqlx::query!(
+        "-- parked_hold
+        UPDATE parked_events SET next_attempt_at = clock_timestamp() + $3::INTERVAL
+        WHERE parked_id = $1 AND attempts = $2 AND is_under_way",
+        parked_id,
+        attempts,
+        interval(lease)
+    )
+    .execute(connection)
+    .await?;
+    Ok(held.rows_affected() == 1)
+}
+
+/// How many events of a consumer are parked, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Backlog {
+    /// How many.
+    pub events: i64,
+    /// For how long the longest one has been, in seconds; 0 where there are none.
+    pub oldest_seconds: f64,
+}
+
+/// Counts what is parked.
+///
+/// # Errors
+///
+/// When the database fails.
+pub async fn backlog(connection: &mut PgConnection, consumer: &str) -> Result<Backlog, sqlx::Error> {
+    sqlx::query_as!(
+        Backlog,
+        r#"-- parked_backlog
+        SELECT count(*) AS "events!",
+               coalesce(extract(EPOCH FROM clock_timestamp() - min(parked_at)), 0)::FLOAT8 AS "oldest_seconds!"
+        FROM parked_events WHERE consumer = $1"#,
+        consumer
+    )
+    .fetch_one(connection)
+    .await
+}
+
 /// Removes an event, and makes the next one of its aggregate due. The aggregate is locked. Says whether it was there.
 ///
 /// # Errors
