@@ -56,6 +56,12 @@ BEGIN
         WHEN 'DELETE' THEN ARRAY[OLD.transaction_id]
         ELSE ARRAY[OLD.transaction_id, NEW.transaction_id]
     END LOOP
+        IF EXISTS (SELECT FROM ledger_transactions WHERE transaction_id = touched)
+            AND NOT EXISTS (SELECT FROM ledger_entries WHERE transaction_id = touched)
+        THEN
+            RAISE EXCEPTION 'ledger transaction % has no entries', touched
+                USING ERRCODE = 'check_violation', CONSTRAINT = 'ledger_transactions_entered';
+        END IF;
         IF EXISTS (
             SELECT 1 FROM ledger_entries WHERE transaction_id = touched GROUP BY currency HAVING sum(amount) <> 0
         ) THEN
@@ -66,9 +72,26 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION ledger_transaction_balances IS 'Refuses, at commit, a booking whose entries do not sum to zero.';
+COMMENT ON FUNCTION ledger_transaction_balances IS 'Refuses, at commit, a booking without entries, or whose entries do not sum to zero.';
 
 CREATE CONSTRAINT TRIGGER ledger_entries_balance
     AFTER INSERT OR UPDATE OR DELETE ON ledger_entries
     DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION ledger_transaction_balances();
+
+CREATE CONSTRAINT TRIGGER ledger_transactions_entered
+    AFTER INSERT OR UPDATE OF transaction_id ON ledger_transactions
+    DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION ledger_transaction_balances();
+
+CREATE FUNCTION ledger_is_not_truncated() RETURNS TRIGGER LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the ledger is not truncated' USING ERRCODE = 'object_not_in_prerequisite_state';
+END
+$$;
+COMMENT ON FUNCTION ledger_is_not_truncated IS 'Refuses TRUNCATE, which no trigger of a row sees.';
+
+CREATE TRIGGER ledger_transactions_kept
+    BEFORE TRUNCATE ON ledger_transactions FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_not_truncated();
+CREATE TRIGGER ledger_entries_kept
+    BEFORE TRUNCATE ON ledger_entries FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_not_truncated();

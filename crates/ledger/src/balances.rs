@@ -8,7 +8,7 @@ use semel_core::admin::{Answer, Asked};
 use semel_core::database;
 use semel_core::disposition::chain;
 use serde_json::{Value, json};
-use sqlx::PgPool;
+use sqlx::{Connection as _, PgPool};
 
 use crate::store::{self, Page};
 
@@ -17,6 +17,8 @@ const PATH: &str = "/balances";
 const PAGE: i64 = 100;
 /// Most that may be asked for.
 const LONGEST_PAGE: i64 = 1000;
+/// The server ends a sum that takes too long, before whoever waits for it gives it up and leaves it running.
+const BEGIN: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '8s'";
 /// Connections of its own.
 pub(crate) const CONNECTIONS: u32 = 2;
 
@@ -29,7 +31,13 @@ pub(crate) async fn answer(pool: PgPool, asked: Asked) -> Answer {
         Ok(page) => page,
         Err(error) => return told(400, &json!({ "error": error })),
     };
-    let found = database::call(&pool, async |connection| store::balances(connection, &page).await).await;
+    let found = database::call(&pool, async |connection| {
+        let mut tx = connection.begin_with(BEGIN).await?;
+        let found = store::balances(&mut tx, &page).await?;
+        tx.commit().await?;
+        Ok(found)
+    })
+    .await;
     match found {
         Ok(balances) => {
             let is_full = i64::try_from(balances.len()).is_ok_and(|count| count == page.limit);

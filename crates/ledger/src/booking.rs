@@ -40,6 +40,9 @@ pub const AGGREGATE_TYPE: &str = "ledger_transaction";
 /// The event that tells of a booking.
 pub const LEDGER_POSTED: &str = "LedgerPosted";
 
+/// Largest amount of one event, in minor units, as for whoever places an order; so no balance comes near to what a column holds.
+const MAX_AMOUNT: i64 = 1_000_000_000_000;
+
 /// What an order's event tells; fields that the ledger does not need are ignored.
 #[derive(Clone, Debug, Deserialize)]
 pub struct OrderPlaced {
@@ -141,8 +144,8 @@ impl Booking {
             Some(settled) if NOTHING_TO_BOOK.contains(&settled) => return Ok(None),
             _ => return Err(HandlerError::permanent("an event of a type that is not booked")),
         };
-        if booking.amount <= 0 {
-            return Err(HandlerError::permanent("the amount is not positive"));
+        if !(1..=MAX_AMOUNT).contains(&booking.amount) {
+            return Err(HandlerError::permanent("the amount is not 1 to 10^12"));
         }
         Ok(Some(booking))
     }

@@ -180,6 +180,7 @@ async fn what_cannot_be_booked_is_refused_for_good() {
     let changes = [
         ("amount", json!(0)),
         ("amount", json!(i64::MIN)),
+        ("amount", json!(1_000_000_000_001_i64)),
         ("amount", json!(1.5)),
         ("currency", json!("eur")),
         ("currency", json!("EURO")),
@@ -298,6 +299,29 @@ async fn the_database_refuses_what_does_not_balance_at_commit() {
             Some("ledger_entries_balance"),
             "{change}: {error}"
         );
+    }
+    books.close().await;
+}
+
+#[tokio::test]
+async fn the_database_refuses_a_booking_without_entries_and_to_be_truncated() {
+    let mut books = Books::new().await;
+    let mut tx = books.connection.begin().await.unwrap();
+    enter(&mut tx, "('cash', 'EUR', 500), ('receivables', 'EUR', -500)").await;
+    tx.commit().await.unwrap();
+    for (change, code) in [
+        (
+            "INSERT INTO ledger_transactions (event_id, client_id, source_type, source_id)
+             VALUES (gen_random_uuid(), 'acme', 'order', '2')",
+            "23514",
+        ),
+        ("DELETE FROM ledger_entries", "23514"),
+        ("TRUNCATE ledger_entries", "55000"),
+        ("TRUNCATE ledger_transactions, ledger_entries", "55000"),
+    ] {
+        let error = books.connection.execute(change).await.unwrap_err();
+        let refusal = error.as_database_error().unwrap();
+        assert_eq!(refusal.code().as_deref(), Some(code), "{change}: {error}");
     }
     books.close().await;
 }
