@@ -64,6 +64,8 @@ pub(crate) enum ApiError {
     Limited { retry_after: Duration },
     #[error("an event that is not believed")]
     Signature(#[source] InvalidSignature),
+    #[error("no event that can be read")]
+    NoEvent(#[source] serde_json::Error),
     #[error(transparent)]
     Unheard(#[from] Unheard),
     #[error("the key has expired")]
@@ -198,7 +200,7 @@ impl ApiError {
             ),
             Self::Signature(error) => Problem::new(Kind::SignatureInvalid, sentence(&error.to_string())),
             Self::Unheard(Unheard::OtherMode) => invalid("livemode", "is that of another endpoint"),
-            Self::Unheard(Unheard::Unreadable(_)) => invalid("", "is no event that can be read"),
+            Self::NoEvent(_) => invalid("", "is no event that can be read"),
             Self::Unheard(Unheard::Database(_)) | Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {
                 Problem::new(
                     Kind::TemporarilyUnavailable,

@@ -15,6 +15,7 @@ pub mod failpoint;
 pub mod idempotency;
 pub mod inbox;
 pub mod lifecycle;
+pub mod lines;
 pub mod metrics;
 pub mod operators;
 pub mod outbox;
