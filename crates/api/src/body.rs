@@ -40,7 +40,7 @@ pub(crate) async fn read_bounded(body: Body, limit: usize, within: Duration) -> 
         return Err(ApiError::BodyTooLarge { limit });
     }
     match tokio::time::timeout(within, Limited::new(body, limit).collect()).await {
-        Err(_) => Err(ApiError::BodyTooSlow),
+        Err(_) => Err(ApiError::BodyTooSlow { within }),
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::BodyTooLarge { limit }),
         Ok(Err(_)) => Err(ApiError::BodyBroken),

@@ -39,7 +39,7 @@ pub(crate) enum ApiError {
     #[error("the body is too large")]
     BodyTooLarge { limit: usize },
     #[error("the body is too slow")]
-    BodyTooSlow,
+    BodyTooSlow { within: Duration },
     #[error("the body ended early")]
     BodyBroken,
     #[error("no key")]
@@ -139,9 +139,9 @@ impl ApiError {
                 Problem::new(Kind::ContentTooLarge, format!("A body has at most {limit} bytes."))
                     .with("max_bytes", json!(limit))
             }
-            Self::BodyTooSlow => Problem::new(
+            Self::BodyTooSlow { within } => Problem::new(
                 Kind::RequestTimeout,
-                format!("A body must arrive within {} seconds.", body::WITHIN.as_secs()),
+                format!("A body must arrive within {} seconds.", within.as_secs()),
             ),
             Self::BodyBroken => invalid("", "The body ended early or is malformed."),
             Self::KeyMissing => {

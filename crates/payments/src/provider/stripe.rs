@@ -465,3 +465,6 @@ fn too_late(not_after: SystemTime) -> Option<Answer> {
     (SystemTime::now() > not_after)
         .then(|| Answer::NotExecuted { reason: "too late to be sent any more".to_owned() })
 }
+
+#[cfg(test)]
+mod tests;
