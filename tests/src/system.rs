@@ -266,6 +266,50 @@ impl Place {
         Tap::open(&self.vhost.url(), &self.exchange, &self.vhost.scoped("tap"), &KEYS).await
     }
 
+    /// Reads the independent places, when its daemons are at rest.
+    ///
+    /// # Errors
+    ///
+    /// A database fails, the tap broke, or the provider's book cannot be read.
+    pub async fn sources(
+        &self,
+        tap: &Tap,
+        acknowledged: Vec<Acknowledged>,
+        told: Vec<ToldPayment>,
+        told_refunds: Vec<ToldRefund>,
+    ) -> Result<Sources> {
+        let mut payments = self.payments.connect().await?;
+        let mut books = self.books.connect().await?;
+        let mut outbox = read_outbox(&mut payments).await?;
+        outbox.extend(read_outbox(&mut books).await?);
+        // What is published has been routed, but its copy for the tap may still be on its way.
+        let expected = outbox.iter().filter(|row| row.published).count();
+        let arrived = || async {
+            let messages = tap.messages().map_err(|error| error.to_string())?;
+            let ids: std::collections::BTreeSet<_> =
+                messages.iter().map(|message| message.event_id).collect();
+            if ids.len() >= expected { Ok(messages) } else { Err(format!("{} of {expected}", ids.len())) }
+        };
+        let tap =
+            match eventually("the tap to have what was published", Duration::from_secs(10), arrived).await {
+                Ok(messages) => messages,
+                // The difference is for the comparison to name.
+                Err(_) => tap.messages()?,
+            };
+        Ok(Sources {
+            acknowledged,
+            told,
+            told_refunds,
+            orders: read_orders(&mut payments).await?,
+            payments: read_payments(&mut payments).await?,
+            refunds: read_refunds(&mut payments).await?,
+            provider: read_book(&self.book)?,
+            outbox,
+            tap,
+            ledger: read_ledger(&mut books).await?,
+        })
+    }
+
     /// Waits until no event is unpublished and the ledger has booked every order.
     ///
     /// # Errors
@@ -375,36 +419,7 @@ impl System {
         told: Vec<ToldPayment>,
         told_refunds: Vec<ToldRefund>,
     ) -> Result<Sources> {
-        let mut payments = self.place.payments.connect().await?;
-        let mut books = self.place.books.connect().await?;
-        let mut outbox = read_outbox(&mut payments).await?;
-        outbox.extend(read_outbox(&mut books).await?);
-        // What is published has been routed, but its copy for the tap may still be on its way.
-        let expected = outbox.iter().filter(|row| row.published).count();
-        let arrived = || async {
-            let messages = self.tap.messages().map_err(|error| error.to_string())?;
-            let ids: std::collections::BTreeSet<_> =
-                messages.iter().map(|message| message.event_id).collect();
-            if ids.len() >= expected { Ok(messages) } else { Err(format!("{} of {expected}", ids.len())) }
-        };
-        let tap =
-            match eventually("the tap to have what was published", Duration::from_secs(10), arrived).await {
-                Ok(messages) => messages,
-                // The difference is for the comparison to name.
-                Err(_) => self.tap.messages()?,
-            };
-        Ok(Sources {
-            acknowledged,
-            told,
-            told_refunds,
-            orders: read_orders(&mut payments).await?,
-            payments: read_payments(&mut payments).await?,
-            refunds: read_refunds(&mut payments).await?,
-            provider: read_book(&self.place.book)?,
-            outbox,
-            tap,
-            ledger: read_ledger(&mut books).await?,
-        })
+        self.place.sources(&self.tap, acknowledged, told, told_refunds).await
     }
 
     /// Asks every daemon to stop, and checks that each leaves with exit code 0.

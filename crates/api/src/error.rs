@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use tonic::Code;
 use uuid::Uuid;
 
-use crate::body;
 use crate::json::InvalidBody;
 use crate::problem::{Kind, Problem};
 

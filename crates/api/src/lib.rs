@@ -16,6 +16,7 @@ mod credentials;
 mod error;
 pub mod failpoints;
 mod front;
+mod grants;
 mod grpc;
 mod json;
 mod key;
@@ -39,9 +40,11 @@ use std::error::Error;
 use std::io::Write as _;
 use std::time::Duration;
 
-use semel_core::daemon::Daemon;
+use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::database::{self, Unusable};
+use semel_core::grants::{WRITE_EVENTS, grant};
 use semel_core::idempotency::admission::Admission;
+use semel_core::metrics::{Metric, POOL};
 use semel_core::outbox::hint::Hints;
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{admin, telemetry};
@@ -65,6 +68,10 @@ const NAME: &str = "semel-api";
 /// The tables that the API needs.
 const SETS: [&MigrationSet; 2] = [&ENGINE, &PAYMENTS];
 
+/// The metrics that it emits; those of payments stay at 0 without a provider.
+const METRICS: [&[Metric]; 4] =
+    [&metrics::METRICS, &semel_payments::metrics::METRICS, &semel_payments::hearing::METRICS, &POOL];
+
 /// How often the pool's gauges are set.
 const GAUGES_EVERY: Duration = Duration::from_secs(5);
 
@@ -77,9 +84,13 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     telemetry::start_logs(&options.process.logs);
     match &options.command {
         Some(Command::Migrate) => return Ok(schema::migrate(&options.database.url()?, &SETS).await?),
+        Some(Command::Grant { role }) => {
+            return Ok(grant(&options.database.url()?, role, &SETS, &[&grants::API, &WRITE_EVENTS]).await?);
+        }
         Some(Command::Credentials(command)) => {
             return credentials::run(command, &options.database.url()?).await;
         }
+        Some(Command::Metrics) => return Ok(print_metrics(&METRICS)?),
         Some(Command::Openapi) => return Ok(print_openapi(&options)?),
         None => {}
     }
@@ -88,7 +99,9 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         return Ok(());
     }
     let daemon = Daemon::start(NAME, env!("CARGO_PKG_VERSION"), &options.process).await?;
-    metrics::describe();
+    for metrics in METRICS {
+        semel_core::metrics::describe(metrics);
+    }
     let pool = database::pool(&config.database, NAME, config.database_connections);
     let result = serve_until_stopped(&config, &daemon, &pool).await;
     daemon.life.stop();

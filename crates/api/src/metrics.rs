@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use axum::response::Response;
 use http::StatusCode;
-use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use metrics::{counter, histogram};
 use semel_core::idempotency::Command as _;
+use semel_core::metrics::{Label, Metric, OUTCOME, requests};
 use semel_payments::orders::CreateOrder;
 use semel_payments::payments::CreatePayment;
 use semel_payments::refunds::CreateRefund;
@@ -53,37 +54,51 @@ const CODES: [(Code, &str); 12] = [
 ];
 const OTHER: &str = "OTHER";
 
-/// Describes the metrics and sets the counters to 0.
-pub fn describe() {
-    describe_counter!(REQUESTS, "Answered requests by route and class of status.");
-    describe_histogram!(SECONDS, Unit::Seconds, "From a request's head to its answer.");
-    for route in ROUTES {
-        for class in CLASSES {
-            counter!(REQUESTS, "route" => route, "status" => class).increment(0);
-        }
+const CODE_LABELS: [&str; CODES.len() + 1] = {
+    let mut labels = [OTHER; CODES.len() + 1];
+    let mut at = 0;
+    while at < CODES.len() {
+        labels[at] = CODES[at].1;
+        at += 1;
     }
-    describe_counter!(CALLS_ANSWERED, "Answered gRPC calls by method and code.");
-    describe_histogram!(CALL_SECONDS, Unit::Seconds, "From a gRPC call's head to its answer.");
-    for path in CALLS.into_iter().chain([UNMATCHED]) {
-        for (_, code) in CODES {
-            counter!(CALLS_ANSWERED, "method" => method(path), "code" => code).increment(0);
-        }
+    labels
+};
+const METHODS: [&str; CALLS.len() + 1] = {
+    let mut labels = [UNMATCHED; CALLS.len() + 1];
+    let mut at = 0;
+    while at < CALLS.len() {
+        // A path is a slash and the method.
+        labels[at] = match CALLS[at].split_at_checked(1) {
+            Some((_, method)) => method,
+            None => UNMATCHED,
+        };
+        at += 1;
     }
-    describe_counter!(
-        PROBLEMS,
-        "Problems told, by kind; final ones that are stored and replayed are not among them."
-    );
-    for kind in Kind::ALL {
-        counter!(PROBLEMS, "problem" => kind.suffix()).increment(0);
+    labels
+};
+const PROBLEM_LABELS: [&str; Kind::ALL.len()] = {
+    let mut labels = [""; Kind::ALL.len()];
+    let mut at = 0;
+    while at < labels.len() {
+        labels[at] = Kind::ALL[at].suffix();
+        at += 1;
     }
-    semel_core::metrics::describe_requests(&[
-        CreateOrder::OPERATION,
-        CreatePayment::OPERATION,
-        CreateRefund::OPERATION,
-    ]);
-    semel_payments::metrics::describe();
-    semel_payments::hearing::describe();
-}
+    labels
+};
+const OPERATIONS: [&str; 3] = [CreateOrder::OPERATION, CreatePayment::OPERATION, CreateRefund::OPERATION];
+
+/// The API's own metrics.
+pub const METRICS: [Metric; 6] = [
+    Metric::counter(REQUESTS, "Answered requests by route and class of status.")
+        .with(&[Label::of("route", &ROUTES), Label::of("status", &CLASSES)]),
+    Metric::counter(PROBLEMS, "Problems told, by the last segment of their `type`; final ones that are stored and replayed are not among them.")
+        .with(&[Label::of("problem", &PROBLEM_LABELS)]),
+    Metric::histogram(SECONDS, "From a request's head to its answer.").with(&[Label::of("route", &ROUTES)]),
+    Metric::counter(CALLS_ANSWERED, "Answered gRPC calls by method and code.")
+        .with(&[Label::of("method", &METHODS), Label::of("code", &CODE_LABELS)]),
+    Metric::histogram(CALL_SECONDS, "From a gRPC call's head to its answer.").with(&[Label::of("method", &METHODS)]),
+    requests(&[Label::of("operation", &OPERATIONS), OUTCOME]),
+];
 
 /// Returns the label of a matched route.
 pub(crate) fn route(matched: Option<&str>) -> &'static str {

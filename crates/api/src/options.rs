@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
+use semel_core::grants::Role;
 use semel_core::idempotency::ClientId;
 use semel_core::idempotency::admission::Rate;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret, text};
@@ -74,8 +75,15 @@ pub struct Options {
 pub(crate) enum Command {
     /// Make or upgrade the tables, and leave.
     Migrate,
+    /// Grant a role of the database what this daemon needs, and leave; the owner of the tables does that.
+    Grant {
+        /// The role, which exists.
+        role: Role,
+    },
     /// Print what the API takes and answers, as OpenAPI 3.1, and leave.
     Openapi,
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
     /// Who may call.
     Credentials(CredentialsCommand),
 }

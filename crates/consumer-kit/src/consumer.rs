@@ -139,7 +139,8 @@ impl<H: Handler> Consumer<H> {
         let mut ended = Ok(());
         while !life.is_stopping() {
             let begun = Instant::now();
-            let error = match self.subscribe_and_work(life, ahead).await {
+            let mut was_subscribed = false;
+            let error = match self.subscribe_and_work(life, ahead, &mut was_subscribed).await {
                 Ok(Ended::Stopped) => break,
                 Ok(Ended::ForMoreAhead) => {
                     ahead = Ahead::Full;
@@ -152,7 +153,7 @@ impl<H: Handler> Consumer<H> {
                 break;
             }
             if matches!(error, Error::Broker(_)) {
-                cut_short += 1;
+                cut_short += u32::from(was_subscribed);
             } else {
                 database::cut_idle(&self.shared.pool);
             }
@@ -171,7 +172,12 @@ impl<H: Handler> Consumer<H> {
         ended
     }
 
-    async fn subscribe_and_work(&self, life: &Lifecycle, ahead: Ahead) -> Result<Ended, Error> {
+    async fn subscribe_and_work(
+        &self,
+        life: &Lifecycle,
+        ahead: Ahead,
+        was_subscribed: &mut bool,
+    ) -> Result<Ended, Error> {
         self.shared.beat();
         let session = tokio::select! {
             session = Session::open(&self.shared, ahead) => session?,
@@ -182,6 +188,7 @@ impl<H: Handler> Consumer<H> {
             queue = self.shared.settings.topology.queue,
             "consumes"
         );
+        *was_subscribed = true;
         (self.shared.settings.on_readiness)(Readiness::Ready);
         session.work(life).await
     }

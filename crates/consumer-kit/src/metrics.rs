@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use metrics::{counter, histogram};
+use semel_core::metrics::{Label, Metric};
 
 /// Counter of messages; labels `consumer` and `outcome`.
 pub const MESSAGES: &str = "semel_inbox_messages_total";
@@ -45,17 +46,33 @@ impl Outcome {
     }
 }
 
+const OUTCOMES: [&str; Outcome::ALL.len()] = {
+    let mut labels = [""; Outcome::ALL.len()];
+    let mut at = 0;
+    while at < labels.len() {
+        labels[at] = Outcome::ALL[at].label();
+        at += 1;
+    }
+    labels
+};
+
+/// The metrics of a consumer; the label `consumer` is its name.
+pub const METRICS: [Metric; 2] = [
+    Metric::counter(MESSAGES, "Messages by what became of them.")
+        .with(&[Label::open("consumer"), Label::of("outcome", &OUTCOMES)]),
+    Metric::histogram(
+        HANDLE_SECONDS,
+        "From taking a message to the end of its transaction, an immediate repeat included.",
+    )
+    .with(&[Label::open("consumer")]),
+];
+
 /// Describes the metrics and sets the consumer's counters to 0; a daemon calls it once its recorder is installed, and
 /// building a consumer does it too.
 pub fn describe(consumer: &str) {
-    describe_counter!(MESSAGES, "Messages by what became of them.");
-    describe_histogram!(
-        HANDLE_SECONDS,
-        Unit::Seconds,
-        "Time from taking a message to the end of its transaction."
-    );
-    for outcome in Outcome::ALL {
-        counter!(MESSAGES, "consumer" => consumer.to_owned(), "outcome" => outcome.label()).increment(0);
+    semel_core::metrics::describe(&METRICS);
+    for outcome in OUTCOMES {
+        counter!(MESSAGES, "consumer" => consumer.to_owned(), "outcome" => outcome).increment(0);
     }
 }
 

@@ -4,7 +4,7 @@
 //! unknown id costs the same comparison as a wrong secret.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -31,7 +31,7 @@ pub struct Authenticator {
     pool: PgPool,
     found: Mutex<HashMap<String, Found>>,
     /// Strangers may guess, and each guess asks the database: not all connections at a time are theirs.
-    questions: Semaphore,
+    questions: Arc<Semaphore>,
 }
 
 /// Questions about credentials at a time.
@@ -57,7 +57,7 @@ impl Authenticator {
     /// Reads credentials from this database.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self { pool, found: Mutex::default(), questions: Semaphore::new(QUESTIONS) }
+        Self { pool, found: Mutex::default(), questions: Arc::new(Semaphore::new(QUESTIONS)) }
     }
 
     /// Returns whom a token speaks for; none when the token is malformed, unknown, wrong or revoked.
@@ -83,21 +83,26 @@ impl Authenticator {
     }
 
     async fn ask(&self, credential_id: &str) -> Result<Option<Found>, sqlx::Error> {
-        let question = self.questions.acquire().await.map_err(|_| sqlx::Error::PoolClosed)?;
+        let question =
+            Arc::clone(&self.questions).acquire_owned().await.map_err(|_| sqlx::Error::PoolClosed)?;
         let at = Instant::now();
-        let row = database::call(&self.pool, async |connection| {
-            sqlx::query!(
-                "-- credentials_find
-                SELECT client_id, secret_hash, scopes FROM api_credentials
-                WHERE credential_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp())",
-                credential_id
-            )
-            .fetch_optional(connection)
+        let (pool, id) = (self.pool.clone(), credential_id.to_owned());
+        // In a task of its own: whoever asks may go away, a stranger too, and a call that is dropped costs its connection.
+        let asked = tokio::spawn(async move {
+            let _question = question;
+            database::call(&pool, async |connection| {
+                sqlx::query!(
+                    "-- credentials_find
+                    SELECT client_id, secret_hash, scopes FROM api_credentials
+                    WHERE credential_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp())",
+                    id
+                )
+                .fetch_optional(connection)
+                .await
+            })
             .await
-        })
-        .await;
-        drop(question);
-        let row = row?;
+        });
+        let row = asked.await.map_err(|_| sqlx::Error::WorkerCrashed)??;
         let unreadable = |column: &str| sqlx::Error::Decode(format!("api_credentials.{column}").into());
         let found = match row {
             None => None,

@@ -1,6 +1,7 @@
 //! What every daemon's `run` begins and ends with.
 
 use std::error::Error;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use sqlx::PgPool;
 use crate::admin::{self, CannotListen, Health};
 use crate::disposition::chain;
 use crate::lifecycle::{Drained, Lifecycle};
+use crate::metrics::{self, Metric};
 use crate::options::ProcessOptions;
 use crate::telemetry;
 
@@ -35,7 +37,7 @@ pub enum StartError {
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
     /// Signal handlers could not be installed.
     #[error("listening to signals")]
-    Signals(#[source] std::io::Error),
+    Signals(#[source] io::Error),
     /// The admin endpoint's address cannot be used.
     #[error(transparent)]
     Admin(#[from] CannotListen),
@@ -54,23 +56,23 @@ impl Daemon {
     ) -> Result<Self, StartError> {
         let life = Lifecycle::new();
         life.listen_to_signals().map_err(StartError::Signals)?;
-        let metrics = telemetry::start_metrics(version)?;
+        let recorder = telemetry::start_metrics(version)?;
         let health = Health::default();
         let listener = admin::bind(options.admin_listen, "--admin-listen").await?;
-        admin::serve(listener, health.clone(), metrics, version, life.clone());
+        admin::serve(listener, health.clone(), recorder, version, life.clone());
         tracing::info!(daemon = name, version, admin = %options.admin_listen, "starts");
         Ok(Self { name, life, health, grace: options.grace() })
     }
 
     /// Reports the connections of a pool until the process stops.
     pub fn report_pool(&self, pool: &PgPool) {
-        crate::metrics::describe_pool();
+        metrics::describe(&metrics::POOL);
         let (pool, life) = (pool.clone(), self.life.clone());
         self.life.spawn(async move {
             let mut tick = tokio::time::interval(Duration::from_secs(5));
             loop {
                 tokio::select! {
-                    _ = tick.tick() => crate::metrics::report_pool(&pool),
+                    _ = tick.tick() => metrics::report_pool(&pool),
                     () = life.stopping() => return,
                 }
             }
@@ -96,6 +98,18 @@ impl Daemon {
             }
         }
     }
+}
+
+/// Prints the metrics of a daemon, those that every daemon has last: a row of a table each.
+///
+/// # Errors
+///
+/// When standard output takes nothing.
+pub fn print_metrics(own: &[&[Metric]]) -> io::Result<()> {
+    let all = own.iter().copied().flatten().chain(&telemetry::METRICS);
+    let mut out = io::stdout();
+    out.write_all(metrics::table(all).as_bytes())?;
+    out.flush()
 }
 
 /// Turns the result of a daemon's `run` into its exit code, telling the error in one line.

@@ -12,6 +12,7 @@ pub mod database;
 pub mod derive;
 pub mod disposition;
 pub mod failpoint;
+pub mod grants;
 pub mod idempotency;
 pub mod inbox;
 pub mod lifecycle;

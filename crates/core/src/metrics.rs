@@ -1,6 +1,10 @@
 //! The names of the metrics that the engine emits, and what may stand in their labels.
 
-use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+mod metric;
+
+use metrics::{counter, gauge};
+
+pub use metric::{Kind, Label, Metric, describe, table};
 
 /// Counter of keyed requests; labels `operation` and `outcome`.
 pub const IDEMPOTENCY_REQUESTS: &str = "semel_idempotency_requests_total";
@@ -79,46 +83,62 @@ pub(crate) fn count_request(operation: &'static str, outcome: Option<KeyOutcome>
     }
 }
 
-/// Describes the counters of keyed requests and sets them to 0.
-pub fn describe_requests(operations: &[&'static str]) {
-    describe_counter!(IDEMPOTENCY_REQUESTS, "Keyed requests by what became of them.");
-    for operation in operations {
-        for outcome in KeyOutcome::ALL {
-            counter!(IDEMPOTENCY_REQUESTS, "operation" => *operation, "outcome" => outcome.label())
-                .increment(0);
-        }
+const OUTCOMES: [&str; KeyOutcome::ALL.len()] = {
+    let mut labels = [""; KeyOutcome::ALL.len()];
+    let mut at = 0;
+    while at < labels.len() {
+        labels[at] = KeyOutcome::ALL[at].label();
+        at += 1;
     }
+    labels
+};
+
+/// The label `outcome` of keyed requests.
+pub const OUTCOME: Label = Label::of("outcome", &OUTCOMES);
+
+/// The counter of keyed requests, for a daemon with these labels: its operations and [`OUTCOME`].
+#[must_use]
+pub const fn requests(labels: &'static [Label]) -> Metric {
+    Metric::counter(IDEMPOTENCY_REQUESTS, "Keyed requests by what became of them.").with(labels)
 }
 
-/// Describes the gauges that are read from the database.
-pub fn describe_database() {
-    describe_gauge!(OUTBOX_PENDING, "Events ready to publish now, counted up to 100,001.");
-    describe_gauge!(
+/// The gauges of an outbox, read from the database by relay and reaper.
+pub const OUTBOX: [Metric; 6] = [
+    Metric::gauge(OUTBOX_PENDING, "Events ready to publish now, counted up to 100,001."),
+    Metric::gauge(
         OUTBOX_OLDEST_UNPUBLISHED,
-        Unit::Seconds,
-        "Age of the oldest event that is neither published nor dead, held ones included."
-    );
-    describe_gauge!(
-        OUTBOX_OLDEST_PENDING,
-        Unit::Seconds,
-        "Age of the oldest event that is ready to publish."
-    );
-    describe_gauge!(OUTBOX_HELD, "Events set aside from the hot path.");
-    describe_gauge!(OUTBOX_DEAD, "Events given up on until a person decides.");
-    describe_gauge!(
-        TRANSACTION_HORIZON,
-        Unit::Seconds,
-        "Age of the oldest open transaction of this database."
-    );
-    describe_gauge!(IDEMPOTENCY_KEYS, "Idempotency keys by status; completed ones are estimated.");
-    describe_gauge!(IDEMPOTENCY_WAITING_FOR_PERSON, "Keys in progress that wait for a person.");
-    describe_gauge!(IDEMPOTENCY_OLDEST_IN_PROGRESS, Unit::Seconds, "Age of the oldest key in progress.");
-}
+        "Age of the oldest event that is neither published nor dead, those included that are set aside; 0 without one.",
+    ),
+    Metric::gauge(OUTBOX_OLDEST_PENDING, "Age of the oldest event that is ready to publish; 0 without one."),
+    Metric::gauge(
+        OUTBOX_HELD,
+        "Events set aside: those that failed, dead ones included, and those that wait behind them; counted up to 100,001.",
+    ),
+    Metric::gauge(
+        OUTBOX_DEAD,
+        "Events given up on, which wait for a person; counted up to 100,001 of their own.",
+    ),
+    Metric::gauge(TRANSACTION_HORIZON, "Age of the oldest open transaction of this database."),
+];
 
-/// Describes the gauge of a pool.
-pub fn describe_pool() {
-    describe_gauge!(DB_POOL_CONNECTIONS, "Database connections of this process by state.");
-}
+/// The gauges of idempotency keys, read from the database by the reaper.
+pub const KEYS: [Metric; 3] = [
+    Metric::gauge(
+        IDEMPOTENCY_KEYS,
+        "Idempotency keys; those in progress are counted up to 100,001, completed ones are the planner's estimate.",
+    )
+    .with(&[Label::of("status", &["in_progress", "completed"])]),
+    Metric::gauge(IDEMPOTENCY_WAITING_FOR_PERSON, "Keys in progress that recovery has left to a person."),
+    Metric::gauge(
+        IDEMPOTENCY_OLDEST_IN_PROGRESS,
+        "Age of the oldest key in progress, counted from its first claim; 0 without one.",
+    ),
+];
+
+/// The gauge of a process's pool of database connections.
+pub const POOL: [Metric; 1] =
+    [Metric::gauge(DB_POOL_CONNECTIONS, "Database connections of this process's pool.")
+        .with(&[Label::of("state", &["idle", "used"])])];
 
 /// Sets the gauges of a pool.
 pub fn report_pool(pool: &sqlx::PgPool) {

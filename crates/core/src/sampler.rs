@@ -55,7 +55,10 @@ impl Sampler {
     /// Samples this database.
     #[must_use]
     pub fn new(pool: PgPool, scope: Scope) -> Self {
-        names::describe_database();
+        names::describe(&names::OUTBOX);
+        if matches!(scope, Scope::OutboxAndKeys) {
+            names::describe(&names::KEYS);
+        }
         Self { pool, scope, rests_until: Instant::now() }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
+use crate::metrics::{Label, Metric};
 use crate::options::{LogFormat, LogOptions};
 
 /// Buckets of durations, in seconds: from a local commit to a provider that is about to time out.
@@ -17,6 +18,21 @@ const EVENTS: [f64; 8] = [1.0, 5.0, 10.0, 50.0, 100.0, 250.0, 500.0, 1000.0];
 
 /// Gauges that nobody refreshed for this long are gone: absent is better than wrong.
 const GAUGES_LAST: Duration = Duration::from_mins(1);
+
+const BUILD_INFO: &str = "semel_build_info";
+
+/// The metrics of every daemon.
+pub const METRICS: [Metric; 9] = [
+    Metric::gauge(BUILD_INFO, "1, with the version as label.").with(&[Label::open("version")]),
+    Metric::counter("process_cpu_seconds_total", "Processor time."),
+    Metric::gauge("process_resident_memory_bytes", "Resident memory."),
+    Metric::gauge("process_virtual_memory_bytes", "Virtual memory."),
+    Metric::gauge("process_virtual_memory_max_bytes", "Most virtual memory that the process may have."),
+    Metric::gauge("process_open_fds", "Open file descriptors."),
+    Metric::gauge("process_max_fds", "Most file descriptors that the process may open."),
+    Metric::gauge("process_threads", "Threads."),
+    Metric::gauge("process_start_time_seconds", "Unix time of the start."),
+];
 
 static PROCESS: LazyLock<Collector> = LazyLock::new(|| {
     let collector = Collector::default();
@@ -54,14 +70,14 @@ pub fn start_metrics(version: &'static str) -> Result<PrometheusHandle, BuildErr
         .set_buckets_for_metric(Matcher::Suffix("_events".to_owned()), &EVENTS)?
         .idle_timeout(MetricKindMask::GAUGE, Some(GAUGES_LAST))
         .install_recorder()?;
-    metrics::describe_gauge!("semel_build_info", "1, with the version as label.");
+    METRICS[0].describe();
     let upkeep = handle.clone();
     tokio::spawn(async move {
         // Without it histograms keep every sample until somebody scrapes.
         let mut tick = tokio::time::interval(Duration::from_secs(5));
         loop {
             tick.tick().await;
-            metrics::gauge!("semel_build_info", "version" => version).set(1.0);
+            metrics::gauge!(BUILD_INFO, "version" => version).set(1.0);
             upkeep.run_upkeep();
         }
     });

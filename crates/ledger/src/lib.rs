@@ -9,6 +9,7 @@
 
 mod balances;
 mod booking;
+mod grants;
 mod options;
 mod schema;
 mod store;
@@ -17,7 +18,8 @@ use std::error::Error;
 
 use semel_consumer_kit::dead::DeadLetters;
 use semel_consumer_kit::{Consumer, ConsumerBuilder, Readiness};
-use semel_core::daemon::Daemon;
+use semel_core::daemon::{Daemon, print_metrics};
+use semel_core::grants::{Grant, WRITE_EVENTS, grant};
 use semel_core::{admin, database, telemetry};
 use sqlx::PgPool;
 
@@ -43,8 +45,15 @@ pub async fn run(options: Options) -> Result<(), Failure> {
     match &options.command {
         None => {}
         Some(Command::Migrate) => {
-            semel_core::schema::migrate(&options.database.url()?, &SETS).await?;
-            return Ok(());
+            return Ok(semel_core::schema::migrate(&options.database.url()?, &SETS).await?);
+        }
+        Some(Command::Grant { role, operator }) => {
+            let rights: &[&[Grant]] =
+                if *operator { &[&grants::OPERATOR] } else { &[&grants::LEDGER, &WRITE_EVENTS] };
+            return Ok(grant(&options.database.url()?, role, &SETS, rights).await?);
+        }
+        Some(Command::Metrics) => {
+            return Ok(print_metrics(&[&semel_consumer_kit::metrics::METRICS, &semel_core::metrics::POOL])?);
         }
         Some(Command::Parked(command)) => {
             let pool = database::pool(&options.database.url()?, "semel-ledger parked", 1);
@@ -67,6 +76,7 @@ pub async fn run(options: Options) -> Result<(), Failure> {
     }
     let daemon = Daemon::start("semel-ledger", env!("CARGO_PKG_VERSION"), &options.process).await?;
     semel_consumer_kit::metrics::describe(CONSUMER);
+    daemon.report_pool(&pool);
     let to_ask = match options.balances_listen {
         None => None,
         Some(address) => {

@@ -8,6 +8,7 @@ use semel_consumer_kit::BrokerUrl;
 use semel_consumer_kit::command::{DeadCommand, ParkedCommand};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
+use semel_core::grants::Role;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret};
 
 /// Books every placed order and every payment in a double-entry ledger, in a database of its own, exactly once.
@@ -63,6 +64,16 @@ pub struct Options {
 pub(crate) enum Command {
     /// Make or upgrade the ledger's tables, and leave.
     Migrate,
+    /// Grant a role of the database what this daemon needs, and leave; the owner of the tables does that.
+    Grant {
+        /// The role, which exists.
+        role: Role,
+        /// What a person with the commands `dead` and `parked` needs, instead.
+        #[arg(long)]
+        operator: bool,
+    },
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
     /// Dead letters: events that were given up on, and what a person decides about them.
     Dead(DeadCommand),
     /// Events that wait in the order of their aggregate, and what a person decides about them.

@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics::{counter, describe_counter};
+use metrics::counter;
 use semel_core::database;
 use semel_core::derive;
 use semel_core::disposition::chain;
@@ -26,6 +26,7 @@ use semel_core::idempotency::Scope;
 use semel_core::idempotency::engine::{LEASE, Proceeded};
 use semel_core::idempotency::store::{self, Fence};
 use semel_core::lines::Lines;
+use semel_core::metrics::{Label, Metric};
 use sqlx::PgPool;
 use uuid::Uuid;
 
@@ -103,13 +104,22 @@ pub enum Unheard {
     Database(#[from] sqlx::Error),
 }
 
-/// Describes the metric and sets it to 0.
-pub fn describe() {
-    describe_counter!(EVENTS, "Events of the provider by what came of them.");
-    for heard in Heard::ALL {
-        counter!(EVENTS, "outcome" => heard.label()).increment(0);
+const OUTCOMES: [&str; Heard::ALL.len()] = {
+    let mut labels = [""; Heard::ALL.len()];
+    let mut at = 0;
+    while at < labels.len() {
+        labels[at] = Heard::ALL[at].label();
+        at += 1;
     }
-}
+    labels
+};
+
+/// The metrics of whoever hears.
+pub const METRICS: [Metric; 1] = [Metric::counter(
+    EVENTS,
+    "Events of the provider's webhook by what came of them; those that were refused are in `semel_http_problems_total`.",
+)
+.with(&[Label::of("outcome", &OUTCOMES)])];
 
 /// Whoever hears.
 #[derive(Clone, Debug)]

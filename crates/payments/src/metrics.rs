@@ -1,6 +1,7 @@
 //! The names of the domain's metrics.
 
-use metrics::{Unit, counter, describe_counter, describe_histogram};
+use metrics::counter;
+use semel_core::metrics::{Label, Metric};
 
 /// Counter of calls to the provider; labels `call` and `outcome`.
 pub const PROVIDER_CALLS: &str = "semel_provider_calls_total";
@@ -9,7 +10,7 @@ pub const PROVIDER_SECONDS: &str = "semel_provider_call_seconds";
 /// Counter of what recovery came to; label `outcome`.
 pub const RECOVERY: &str = "semel_recovery_total";
 /// Counter of answers that contradict what was written: a charge of a payment that was rolled back, a refund
-/// that had failed. Never anything but 0.
+/// that had failed, money that moved otherwise than it was asked. Never anything but 0.
 pub const CONTRADICTIONS: &str = "semel_provider_contradictions_total";
 
 /// What driving a payment or refund on came to.
@@ -54,19 +55,29 @@ pub(crate) const CALLS: [&str; 8] =
 pub(crate) const CALL_OUTCOMES: [&str; 8] =
     ["succeeded", "declined", "fenced", "in_progress", "not_found", "not_executed", "unknown", "mismatch"];
 
-/// Describes the metrics and sets the counters to 0.
-pub fn describe() {
-    describe_counter!(PROVIDER_CALLS, "Calls to the provider by what was answered.");
-    describe_histogram!(PROVIDER_SECONDS, Unit::Seconds, "Calls to the provider.");
-    describe_counter!(RECOVERY, "What driving a stuck payment or refund on came to.");
-    describe_counter!(CONTRADICTIONS, "Answers of the provider that contradict what was written.");
-    counter!(CONTRADICTIONS).increment(0);
-    for call in CALLS {
-        for outcome in CALL_OUTCOMES {
-            counter!(PROVIDER_CALLS, "call" => call, "outcome" => outcome).increment(0);
-        }
+const RECOVERIES: [&str; Recovery::ALL.len()] = {
+    let mut labels = [""; Recovery::ALL.len()];
+    let mut at = 0;
+    while at < labels.len() {
+        labels[at] = Recovery::ALL[at].label();
+        at += 1;
     }
-    for outcome in Recovery::ALL {
-        counter!(RECOVERY, "outcome" => outcome.label()).increment(0);
-    }
-}
+    labels
+};
+
+/// The metrics of payments and refunds.
+pub const METRICS: [Metric; 4] = [
+    Metric::counter(PROVIDER_CALLS, "Calls to the provider by what was answered.")
+        .with(&[Label::of("call", &CALLS), Label::of("outcome", &CALL_OUTCOMES)]),
+    Metric::histogram(PROVIDER_SECONDS, "One call to the provider, answered or not.")
+        .with(&[Label::of("call", &CALLS)]),
+    Metric::counter(RECOVERY, "What driving a payment or refund on came to.")
+        .with(&[Label::of("outcome", &RECOVERIES)]),
+    Metric::counter(
+        CONTRADICTIONS,
+        "Charges of a payment that was settled without one; refunds that were made though they had been settled as failed, or \
+         failed though they had been settled as made; and money that moved under a key of ours by another name or of another \
+         amount. An event that is repeated counts again. Anything but 0 is money in the wrong place; the log names payment and \
+         refund.",
+    ),
+];

@@ -8,7 +8,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 use clap::{Args, ValueEnum};
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::{ExposeSecret, SecretString};
 use semel_core::options::{OptionError, secret};
 use tonic::transport::Uri;
 
@@ -176,7 +176,7 @@ impl ProviderOptions {
             ));
         }
         let option = "--stripe-api-key";
-        let value = self.stripe_api_key.as_ref().map(|key| key.expose_secret());
+        let value = self.stripe_api_key.as_ref().map(ExposeSecret::expose_secret);
         let text = secret(option, "SEMEL_STRIPE_API_KEY", value, self.stripe_api_key_file.as_ref())?;
         let key: ApiKey =
             text.parse().map_err(|error| OptionError::Combination(format!("{option}: {error}")))?;

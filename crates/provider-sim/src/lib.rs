@@ -30,7 +30,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_core::daemon::Daemon;
+use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::lifecycle::Lifecycle;
 use semel_core::{admin, telemetry};
 use semel_proto::provider::v1::payment_provider_server::PaymentProviderServer;
@@ -40,6 +40,8 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 pub use options::{Config, Options};
+
+use options::Command;
 
 use book::{Book, BookError, Entry, Storage};
 use clerk::Clerk;
@@ -135,12 +137,15 @@ impl Simulator {
 /// When an address is taken, or the book cannot be used.
 pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     telemetry::start_logs(&options.process.logs);
+    if let Some(Command::Metrics) = options.command {
+        return Ok(print_metrics(&[&metrics::METRICS])?);
+    }
     let config = options.config();
     if options.process.check {
         return Ok(());
     }
     let daemon = Daemon::start("semel-provider-sim", env!("CARGO_PKG_VERSION"), &options.process).await?;
-    metrics::describe();
+    semel_core::metrics::describe(&metrics::METRICS);
     let result = simulate(&config, &daemon).await;
     daemon.finish(&[]).await;
     result

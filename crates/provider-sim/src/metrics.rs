@@ -1,6 +1,6 @@
 //! The names of the simulator's metrics.
 
-use metrics::{counter, describe_counter};
+use semel_core::metrics::{Label, Metric};
 
 /// Counter of calls that came in; label `call`.
 pub const CALLS: &str = "semel_simulator_calls_total";
@@ -9,11 +9,10 @@ pub const FAULTS: &str = "semel_simulator_faults_total";
 /// Counter of lines written to the book.
 pub const LINES: &str = "semel_simulator_book_lines_total";
 
-/// Describes the metrics and sets the counters without labels to 0.
-pub fn describe() {
-    describe_counter!(CALLS, "Calls that came in, refused ones too.");
-    describe_counter!(FAULTS, "Ordered faults that a call met.");
-    describe_counter!(LINES, "Lines written to the book.");
-    counter!(FAULTS).increment(0);
-    counter!(LINES).increment(0);
-}
+/// The simulator's metrics.
+pub const METRICS: [Metric; 3] = [
+    Metric::counter(CALLS, "Calls that came in, refused ones too; a call appears with its first.")
+        .with(&[Label::open("call")]),
+    Metric::counter(FAULTS, "Ordered faults that a call met."),
+    Metric::counter(LINES, "Lines written to the book since the start."),
+];

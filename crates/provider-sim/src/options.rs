@@ -4,13 +4,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use semel_core::options::ProcessOptions;
 
 /// A payment provider to develop and test against: idempotent, with faults to order. It moves no money.
 #[derive(Debug, Parser)]
 #[command(name = "semel-provider-sim", version)]
 pub struct Options {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
     /// Address of the gRPC services, the provider's and the simulator's control. Without TLS, without authentication.
     #[arg(long, env = "SEMEL_PROVIDER_LISTEN", default_value = "127.0.0.1:7070", value_name = "ADDRESS")]
     listen: SocketAddr,
@@ -22,6 +24,12 @@ pub struct Options {
     horizon_hours: u32,
     #[command(flatten)]
     pub(crate) process: ProcessOptions,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
 }
 
 /// A configuration that can be used.

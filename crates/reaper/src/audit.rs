@@ -112,7 +112,7 @@ impl<P: Provider> Audit<P> {
             List::Charges => &self.charges,
             List::Refunds => &self.refunds,
         };
-        (!audited.is_missing).then(|| audited.orphans.0.len())
+        (!audited.is_missing).then_some(audited.orphans.0.len())
     }
 
     /// Set again while it holds: a gauge that nobody refreshes disappears.

@@ -11,6 +11,7 @@
 
 pub mod audit;
 pub mod failpoints;
+mod grants;
 mod health;
 mod keys;
 pub mod metrics;
@@ -22,10 +23,12 @@ use std::error::Error;
 use std::time::Duration;
 
 use ::metrics::counter;
-use semel_core::daemon::Daemon;
+use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::disposition::chain;
+use semel_core::grants::{Grant, WRITE_EVENTS, grant, grant_statistics};
 use semel_core::idempotency::store;
 use semel_core::lifecycle::{Pace, Pass, Work, drive};
+use semel_core::metrics::{self as names, Metric};
 use semel_core::sampler::{Sampler, Scope};
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{database, failpoint, telemetry};
@@ -97,6 +100,27 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
             let sets: &[&MigrationSet] = if with_payments { &[&ENGINE, &PAYMENTS] } else { &[&ENGINE] };
             return Ok(schema::migrate(&options.database.url()?, sets).await?);
         }
+        Some(Command::Grant { role, with_payments, operator }) => {
+            let (sets, rights): (&[&MigrationSet], &[&[Grant]]) = match (*operator, *with_payments) {
+                (true, _) => (&[&ENGINE, &PAYMENTS], &[&grants::OPERATOR, &WRITE_EVENTS]),
+                (false, true) => {
+                    (&[&ENGINE, &PAYMENTS], &[&grants::REAPER, &grants::PAYMENTS, &WRITE_EVENTS])
+                }
+                (false, false) => (&[&ENGINE], &[&grants::REAPER]),
+            };
+            let url = options.database.url()?;
+            grant(&url, role, sets, rights).await?;
+            if !*operator {
+                grant_statistics(&url, role).await?;
+            }
+            return Ok(());
+        }
+        Some(Command::Metrics) => {
+            let database: [&[Metric]; 3] = [&names::OUTBOX, &names::KEYS, &names::POOL];
+            let own: [&[Metric]; 3] =
+                [&metrics::METRICS, &metrics::PROVIDER, &semel_payments::metrics::METRICS];
+            return Ok(print_metrics(&[database, own].concat())?);
+        }
         Some(Command::Keys(command)) => return keys::run(&command.action, &options).await,
         None => {}
     }
@@ -105,7 +129,7 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         return Ok(());
     }
     let daemon = Daemon::start(NAME, env!("CARGO_PKG_VERSION"), &options.process).await?;
-    metrics::describe();
+    names::describe(&metrics::METRICS);
     let (sets, connections): (&[&MigrationSet], _) = match &config.payments {
         Some(_) => (&[&ENGINE, &PAYMENTS], CONNECTIONS.0 + CONNECTIONS.1),
         None => (&[&ENGINE], CONNECTIONS.0),
@@ -153,7 +177,8 @@ fn start_payments(
     payments: &Payments,
     pool: &PgPool,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    metrics::describe_provider();
+    names::describe(&metrics::PROVIDER);
+    names::describe(&semel_payments::metrics::METRICS);
     let provider = payments.provider.open()?;
     tracing::info!(provider = payments.provider.place(), "recovers payments and refunds");
     let settling = payments.settling.clone();

@@ -1,6 +1,6 @@
 //! The names of the reaper's metrics.
 
-use metrics::{counter, describe_counter, describe_gauge};
+use semel_core::metrics::{Label, Metric};
 
 use crate::retention::Kept;
 
@@ -14,24 +14,32 @@ pub const ORPHAN_REFUNDS: &str = "semel_provider_orphan_refunds";
 /// The label of expired idempotency keys.
 pub const KEYS: &str = "idempotency_keys";
 
-/// Describes the metrics and sets the counters to 0.
-pub fn describe() {
-    describe_counter!(REAPED, "Rows deleted because they were past their retention.");
-    counter!(REAPED, "kind" => KEYS).increment(0);
-    for kept in Kept::ALL {
-        counter!(REAPED, "kind" => kept.label()).increment(0);
+const KINDS: [&str; Kept::ALL.len() + 1] = {
+    let mut labels = [KEYS; Kept::ALL.len() + 1];
+    let mut at = 0;
+    while at < Kept::ALL.len() {
+        labels[at + 1] = Kept::ALL[at].label();
+        at += 1;
     }
-}
+    labels
+};
 
-/// Describes the metrics of a reaper that asks a provider.
-pub fn describe_provider() {
-    describe_gauge!(
+/// The reaper's own metrics.
+pub const METRICS: [Metric; 1] = [Metric::counter(
+    REAPED,
+    "Rows deleted because they were past their retention; `published_events` counts discarded ones, too.",
+)
+.with(&[Label::of("kind", &KINDS)])];
+
+/// Those that it has with a provider.
+pub const PROVIDER: [Metric; 2] = [
+    Metric::gauge(
         ORPHAN_CHARGES,
-        "Charges within the audit's look-back that no payment accounts for; never anything but 0."
-    );
-    describe_gauge!(
+        "With a provider only: charges within the audit's look-back that no payment accounts for, up to 10,000, and of \
+         more the log tells; absent while the provider has no such list.",
+    ),
+    Metric::gauge(
         ORPHAN_REFUNDS,
-        "Refunds within the audit's look-back that no refund of ours accounts for; never anything but 0."
-    );
-    semel_payments::metrics::describe();
-}
+        "Likewise, of refunds within the look-back, however old their charges are.",
+    ),
+];

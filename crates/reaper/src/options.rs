@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use semel_core::database::DatabaseUrl;
 use semel_core::derive::Namespace;
+use semel_core::grants::Role;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, text};
 use semel_payments::options::{ProviderConfig, ProviderOptions};
 use semel_payments::problem::ProblemBase;
@@ -67,6 +68,19 @@ pub struct Options {
 pub(crate) enum Command {
     /// Make or upgrade the engine's tables, and with a provider those of payments, and leave.
     Migrate,
+    /// Grant a role of the database what this daemon needs, and leave; the owner of the tables does that.
+    Grant {
+        /// The role, which exists.
+        role: Role,
+        /// What it needs with a provider, too.
+        #[arg(long)]
+        with_payments: bool,
+        /// What a person with the command `keys` needs, instead.
+        #[arg(long, conflicts_with = "with_payments")]
+        operator: bool,
+    },
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
     /// Payments and refunds that wait for a person.
     Keys(KeysCommand),
 }

@@ -18,6 +18,7 @@ mod error;
 mod events;
 pub mod failpoints;
 mod floors;
+mod grants;
 pub mod metrics;
 mod options;
 mod patience;
@@ -31,9 +32,11 @@ mod worker;
 use std::error::Error;
 use std::time::Duration;
 
-use semel_core::daemon::Daemon;
+use semel_core::daemon::{Daemon, print_metrics};
 use semel_core::disposition::chain;
+use semel_core::grants::grant;
 use semel_core::lifecycle::{Lifecycle, Pace, drive};
+use semel_core::metrics as names;
 use semel_core::outbox::hint;
 use semel_core::sampler::{Sampler, Scope};
 use semel_core::schema::{self, ENGINE};
@@ -61,6 +64,13 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
             schema::migrate(&options.database.url()?, &[&ENGINE]).await?;
             return Ok(());
         }
+        Some(Command::Grant { role, operator }) => {
+            let rights = if *operator { &grants::OPERATOR } else { &grants::RELAY };
+            return Ok(grant(&options.database.url()?, role, &[&ENGINE], &[rights]).await?);
+        }
+        Some(Command::Metrics) => {
+            return Ok(print_metrics(&[&names::OUTBOX, &metrics::METRICS, &names::POOL])?);
+        }
         Some(Command::Events(command)) => return events::run(&command.action, &options).await,
         None => {}
     }
@@ -69,7 +79,7 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         return Ok(());
     }
     let daemon = Daemon::start("semel-relay", env!("CARGO_PKG_VERSION"), &options.process).await?;
-    metrics::describe();
+    names::describe(&metrics::METRICS);
     // For the gauges; prober and workers have connections of their own.
     let pool = database::pool(&config.database, "semel-relay", 2);
     daemon.report_pool(&pool);

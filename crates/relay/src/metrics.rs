@@ -1,7 +1,7 @@
 //! The names of the relay's metrics.
 
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram};
 use semel_broker::Outcome;
+use semel_core::metrics::{Label, Metric};
 
 /// Counter: events marked as published.
 pub const PUBLISHED: &str = "semel_outbox_published_total";
@@ -40,25 +40,31 @@ pub fn label(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// Describes the metrics and sets the counters to 0.
-pub fn describe() {
-    describe_counter!(PUBLISHED, "Events marked as published.");
-    describe_counter!(OUTCOMES, "Publishing attempts by what became of them.");
-    describe_histogram!(LATENCY, Unit::Seconds, "From an event's insertion to the mark after its confirm.");
-    describe_histogram!(CONFIRM, Unit::Seconds, "A wave, from its first message to its last confirm.");
-    describe_histogram!(BATCH, "Events of a batch.");
-    describe_histogram!(CLAIM, Unit::Seconds, "Taking lanes and reading their events.");
-    describe_gauge!(BROKER_UP, "1 while a worker has the broker.");
-    describe_gauge!(BROKER_BLOCKED, "1 while the broker is blocked by an alarm.");
-    describe_gauge!(LANES_HELD, "Lanes that this process holds.");
-    describe_gauge!(LAST_PROGRESS, Unit::Seconds, "When a batch was last marked, Unix time.");
-    describe_counter!(
+/// The relay's own metrics.
+pub const METRICS: [Metric; 11] = [
+    Metric::counter(PUBLISHED, "Events marked as published."),
+    Metric::counter(
+        OUTCOMES,
+        "Publishing attempts by what became of them; an event that is tried again counts again.",
+    )
+    .with(&[Label::of("outcome", &OUTCOME_LABELS)]),
+    Metric::histogram(
+        LATENCY,
+        "From an event's insertion to the mark after its confirm, by the database's clock.",
+    ),
+    Metric::histogram(CONFIRM, "One wave, from its first message to its last confirm."),
+    Metric::histogram(BATCH, "Events of one batch that held any."),
+    Metric::histogram(CLAIM, "Taking lanes and reading their events."),
+    Metric::gauge(BROKER_UP, "1 while at least one worker finds that the broker takes messages."),
+    Metric::gauge(BROKER_BLOCKED, "1 while at least one worker finds it blocked by an alarm."),
+    Metric::gauge(LANES_HELD, "Lanes that this process holds at the moment."),
+    Metric::gauge(
+        LAST_PROGRESS,
+        "Unix time at which this process last marked a batch; absent before the first.",
+    ),
+    Metric::counter(
         BELOW_FLOOR,
-        "Events that a sweep found below their lane's floor. Anything but 0 is a bug."
-    );
-    counter!(PUBLISHED).increment(0);
-    counter!(BELOW_FLOOR).increment(0);
-    for outcome in OUTCOME_LABELS {
-        counter!(OUTCOMES, "outcome" => outcome).increment(0);
-    }
-}
+        "Lanes in which a probe without floors found an event below the floor, late by up to half a minute. Anything but 0 is a \
+         bug of ours, an `id` that a producer set, or an event that somebody made unpublished by hand.",
+    ),
+];

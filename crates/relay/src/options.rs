@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use semel_broker::BrokerUrl;
 use semel_core::database::DatabaseUrl;
+use semel_core::grants::Role;
 use semel_core::options::{DatabaseOptions, OptionError, ProcessOptions, secret, text};
 use semel_core::outbox::held::Policy;
 use semel_core::outbox::operator::{Filter, State};
@@ -90,6 +91,16 @@ const AFTERWARDS: Duration = Duration::from_secs(5);
 pub(crate) enum Command {
     /// Make or upgrade the outbox's tables, and leave.
     Migrate,
+    /// Grant a role of the database what this daemon needs, and leave; the owner of the tables does that.
+    Grant {
+        /// The role, which exists.
+        role: Role,
+        /// What a person with the command `events` needs, instead.
+        #[arg(long)]
+        operator: bool,
+    },
+    /// Print the metrics that it emits, as rows of a table, and leave.
+    Metrics,
     /// Events that could not be published: set aside, waiting behind such a one, or dead.
     Events(EventsCommand),
 }

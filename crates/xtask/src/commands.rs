@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::workspace::Workspace;
-use crate::{bed, check, generate, prepare, test};
+use crate::{bed, check, deploy, generate, prepare, test};
 
 /// The developer's commands of Semel.
 #[derive(Parser)]
@@ -47,7 +47,9 @@ enum Command {
     },
     /// Checks form: formatting, lints, dependency rules, documentation, generated files.
     Check(check::Options),
-    /// Writes `docs/reference` from the daemons' own `--help`.
+    /// Checks what is in `deploy`: renders the chart, validates it, tests the alerts, compares names with what daemons have.
+    DeployCheck,
+    /// Writes `docs/reference` from what the daemons say of themselves, and the dashboards.
     Generate,
     /// Renews `.sqlx`, the committed facts about each SQL query, from the migrations.
     Prepare,
@@ -70,6 +72,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::FuzzApi { arguments } => bed::become_bed(&workspace, "fuzz-api", &arguments),
         Command::Test(options) => test::run(&workspace, &options),
         Command::Check(options) => Ok(check::run(&workspace, &options)),
+        Command::DeployCheck => deploy::run(&workspace),
         Command::Generate => generate::write(&workspace).map(|()| ExitCode::SUCCESS),
         Command::Prepare => prepare::write(&workspace).map(|()| ExitCode::SUCCESS),
         Command::Down => bed::down(&workspace),

@@ -1,4 +1,9 @@
-//! `docs/reference`: a page per daemon, made from its own `--help`, and the API's description of itself.
+//! `docs/reference`: a page per daemon, made from its own `--help`, one of their metrics, and the API's description of itself; the
+//! dashboards, and the table of the chart's values.
+
+mod chart;
+pub(crate) mod dashboards;
+mod metrics;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,6 +47,9 @@ fn pages(workspace: &Workspace) -> Result<BTreeMap<PathBuf, String>> {
     let page = |daemon: &str| Ok((folder.join(format!("{daemon}.md")), page(workspace, daemon)?));
     let mut pages: BTreeMap<_, _> = PROGRAMS.into_iter().map(page).collect::<Result<_>>()?;
     pages.insert(folder.join("openapi.json"), openapi(workspace)?);
+    pages.insert(folder.join("metrics.md"), metrics::page(workspace)?);
+    pages.extend(dashboards::pages(workspace)?);
+    pages.extend([chart::page(workspace)?]);
     Ok(pages)
 }
 

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 mod bed;
 mod check;
 mod commands;
+mod deploy;
 mod generate;
 mod output;
 mod prepare;

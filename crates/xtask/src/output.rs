@@ -25,6 +25,14 @@ pub(crate) fn failure(error: &Error) {
     eprintln!("error: {error:#}");
 }
 
+/// Says that a test does not run, so that it is counted as skipped.
+#[cfg(test)]
+pub(crate) fn skip(test: &str, why: &str) {
+    use std::io::Write as _;
+    // Written, not printed: what a test that passes has printed is not shown.
+    let _ = writeln!(std::io::stdout(), "\nskipped: {test}: {why}");
+}
+
 /// A duration as people read it: `0.4 s`, `93 s`.
 pub(crate) fn seconds(time: Duration) -> String {
     let precision = usize::from(time < Duration::from_secs(10));

@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context as _, Result};
 
 use crate::workspace::Workspace;
-use crate::{bed, output};
+use crate::{bed, deploy, output};
 
 mod failpoints;
 mod totals;
@@ -66,6 +66,12 @@ fn environment(command: &mut Command, workspace: &Workspace, services: &[(String
     command.env("SEMEL_BIN_DIR", workspace.programs_with_failpoints()).env("RUST_BACKTRACE", "1");
     // A test that returns an error says what was wrong; where is in the line that it names.
     command.env("RUST_LIB_BACKTRACE", "0");
+    match deploy::helm() {
+        Ok(helm) => {
+            command.env("SEMEL_HELM", helm);
+        }
+        Err(error) => output::say(&format!("no chart is run: {error:#}")),
+    }
     if full {
         command.env("SEMEL_TEST_FULL", "1");
     }

@@ -48,6 +48,8 @@ pub enum Package {
     Python,
     /// Node.js, with npm beside it.
     Node,
+    /// The server that scrapes and alerts.
+    Prometheus,
 }
 
 impl Package {
@@ -59,6 +61,7 @@ impl Package {
             // Either brings the interpreter itself along.
             Self::Python => "python3-venv",
             Self::Node => "npm",
+            Self::Prometheus => "prometheus",
         }
     }
 
@@ -70,6 +73,7 @@ impl Package {
             Self::Psql => "install psql".to_owned(),
             Self::Python => "install Python 3.10 or later with its modules venv and ensurepip".to_owned(),
             Self::Node => "install Node.js 18 or later with npm".to_owned(),
+            Self::Prometheus => "install prometheus".to_owned(),
         }
     }
 
@@ -119,6 +123,7 @@ impl Machine {
             Package::RabbitMq => self.find_rabbitmq(),
             Package::Psql => Ok(search(&self.path, "psql")),
             Package::Python => Ok(search(&self.path, "python3").filter(|python| makes_environments(python))),
+            Package::Prometheus => Ok(search(&self.path, "prometheus")),
             Package::Node => Ok(search(&self.path, "npm").and_then(|_| search(&self.path, "node"))),
         }
     }

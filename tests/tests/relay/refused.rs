@@ -99,6 +99,8 @@ async fn an_event_whose_routing_key_is_refused_is_held_alone_and_the_others_go_o
     }
     let mut config = user.config()?;
     (config.batch, config.held.shortest, config.held.longest) = (64 * 100, SOON, SOON);
+    // Each that is refused costs a few channels, and all of them are to be found in one batch.
+    (config.batch_time, config.confirm_limit) = (Duration::from_secs(12), Duration::from_secs(12));
     let mut relay = Relay::new(&config);
     relay.connect().await?;
     relay.pass().await?;

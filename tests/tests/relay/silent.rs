@@ -15,6 +15,9 @@ use crate::yard::{Relay, Yard, arrived, first_deliveries};
 
 const SOON: Duration = Duration::from_mins(1);
 
+/// How long a wave may take where it is told; longer than the 3 s of chains that were just set aside.
+const ANY_WAVE: Duration = Duration::from_secs(7);
+
 /// Why a test is skipped.
 const OWN: &str = "only a server of our own can be told to be silent";
 
@@ -133,6 +136,7 @@ async fn hold_no_lane_for_long(yard: &Yard) -> Result<()> {
     config.batch = 64 * 100;
     let mut relay = Relay::new(&config);
     relay.connect().await?;
+    let set_aside = Instant::now();
     while yard.count("held_at IS NULL AND published_at IS NULL").await? > 0 {
         relay.pass().await?;
     }
@@ -140,38 +144,39 @@ async fn hold_no_lane_for_long(yard: &Yard) -> Result<()> {
 
     // Alone, none of them can be told from the victim of a slow broker: it is put off, longer and longer.
     let mut tries = 0;
-    let began = Instant::now();
-    for round in 2..=12 {
+    for round in 2..=6 {
         yard.execute("UPDATE outbox_held SET next_attempt_at = now()").await?;
         let began = Instant::now();
         relay.pass().await?;
         tries += u32::from(began.elapsed() > Duration::from_secs(2));
-        ensure!(began.elapsed() < Duration::from_secs(5), "lanes were held for {:?}", began.elapsed());
+        // 3 s, or an eighth of the time for which they have been set aside.
+        let most = Duration::from_secs(5) + set_aside.elapsed() / 8;
+        ensure!(began.elapsed() < most, "lanes were held for {:?}", began.elapsed());
         yard.fill(100, round).await?;
         let began = Instant::now();
         relay.pass().await?;
         ensure!(began.elapsed() < Duration::from_secs(5), "healthy events took {:?}", began.elapsed());
         ensure!(relay.workers[0].run_once().await.is_ok(), "the connection is good");
     }
-    ensure!(tries > 0 && began.elapsed() < SOON, "{tries} tries in {:?}", began.elapsed());
+    ensure!(tries > 0, "none was tried");
     assert_eq!(yard.count("aggregate_id LIKE 'a%' AND published_at IS NULL").await?, 0);
     assert_eq!(
         yard.count("aggregate_id LIKE 's%' AND attempts > 1").await?,
         0,
         "an event was blamed without proof"
     );
-    arrived(&tap, 100 + (2..=12).sum::<usize>() * 100).await
+    arrived(&tap, 100 + (2..=6).sum::<usize>() * 100).await
 }
 
 #[tokio::test]
-async fn a_chain_of_a_queue_that_is_slower_than_chains_usually_may_be_is_published() -> Result<()> {
+async fn a_chain_that_was_not_heard_of_for_long_is_waited_for_as_long_as_any_wave() -> Result<()> {
     let services = Services::from_env()?;
     let Some(server) = services.rabbitmq.private() else {
-        return Ok(skip("a_chain_of_a_queue_that_is_slower_than_chains_usually_may_be_is_published", OWN)?);
+        return Ok(skip("a_chain_that_was_not_heard_of_for_long_is_waited_for_as_long_as_any_wave", OWN)?);
     };
     let yard = Yard::on(&services).await?;
     let mut config = yard.config(1)?;
-    (config.batch_time, config.confirm_limit) = (Duration::from_secs(2), Duration::from_secs(22));
+    config.confirm_limit = ANY_WAVE;
     let mut relay = Relay::new(&config);
     relay.connect().await?;
     yard.insert(&mut yard.connect().await?, "late", 1, "Silent").await?;
@@ -184,35 +189,18 @@ async fn a_chain_of_a_queue_that_is_slower_than_chains_usually_may_be_is_publish
 }
 
 async fn slow_and_published(yard: &Yard, relay: &mut Relay, silence: &Silence<'_>) -> Result<()> {
+    // Set aside for so long that it may take what any wave may.
+    yard.execute("UPDATE outbox SET held_at = now() - INTERVAL '1 hour'").await?;
     yard.execute("UPDATE outbox_held SET next_attempt_at = now()").await?;
     let began = Instant::now();
     relay.pass().await?;
-    ensure!(
-        began.elapsed() < Duration::from_secs(20),
-        "an event that has just failed held its lanes for long"
-    );
+    ensure!(began.elapsed() >= ANY_WAVE, "it was given up on after {:?}", began.elapsed());
     assert_eq!(yard.count("published_at IS NULL AND attempts = 1").await?, 1, "and nobody blames it");
 
-    yard.execute("UPDATE outbox SET held_at = now() - INTERVAL '1 hour'").await?;
+    silence.end().await?;
     yard.execute("UPDATE outbox_held SET next_attempt_at = now()").await?;
-    let answers_late = async {
-        let held = || async {
-            match yard.lanes_held().await {
-                Ok(0) => Err("none"),
-                _ => Ok(()),
-            }
-        };
-        eventually("a lane to be held", SOON, held).await?;
-        yard.execute("SELECT pg_sleep(3.5)").await?;
-        silence.end().await
-    };
-    let (passed, answered) = tokio::join!(relay.pass(), answers_late);
-    (passed?, answered?);
-    assert_eq!(
-        yard.count("published_at IS NOT NULL AND attempts = 1").await?,
-        1,
-        "it was given up on too early"
-    );
+    relay.pass().await?;
+    assert_eq!(yard.count("published_at IS NOT NULL AND attempts = 1").await?, 1);
     Ok(())
 }
 

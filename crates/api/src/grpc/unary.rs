@@ -41,7 +41,7 @@ impl Call {
         expect_proto(&head.headers)?;
         let framed =
             body::read_bounded(body, PREFIX + limit, body::WITHIN).await.map_err(|error| match error {
-                // The prefix is none of the message.
+                // Of the message, without what frames it.
                 ApiError::BodyTooLarge { .. } => ApiError::BodyTooLarge { limit },
                 error => error,
             })?;

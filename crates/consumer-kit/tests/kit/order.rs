@@ -105,6 +105,8 @@ async fn one_that_fails_and_its_followers_are_parked_and_take_effect_in_order() 
     world.close().await;
 }
 
+type Row = (Uuid, String, Option<String>, i32, String, String, String, Vec<u8>, bool);
+
 #[tokio::test]
 async fn a_parked_event_keeps_what_it_was_and_holds_up_no_other_aggregate() {
     let world = World::new().await;
@@ -115,7 +117,6 @@ async fn a_parked_event_keeps_what_it_was_and_holds_up_no_other_aggregate() {
     world.publish_steps(&[chain.clone(), other].concat()).await;
     world.parked(2).await;
     world.took_effect(1).await;
-    type Row = (Uuid, String, Option<String>, i32, String, String, String, Vec<u8>, bool);
     let rows: Vec<Row> = sqlx::query_as(
         "SELECT event_id, reason, error, attempts, exchange, routing_key, properties ->> 'type', payload,
                 next_attempt_at BETWEEN now() + INTERVAL '59 min' AND now() + INTERVAL '61 min' IS TRUE

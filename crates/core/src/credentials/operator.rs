@@ -204,7 +204,7 @@ async fn replace(
     let scopes = match scopes {
         Some(scopes) => scopes.clone(),
         None => match scopes_in_force(&mut tx, client).await?.as_slice() {
-            // Whoever has none that is good gets one for everything, as by `create`.
+            // Whoever never had any gets one for everything, as by `create`.
             [] => Scopes::all(),
             [scopes] => scopes.clone(),
             _ => {
@@ -238,7 +238,7 @@ async fn replace(
     Ok(Replaced::Done { ending: ended })
 }
 
-/// Returns the scopes of a client's good credentials, each list once.
+/// Returns the scopes of a client's good credentials, each list once; where none is good, of those that were good last.
 async fn scopes_in_force(
     connection: &mut PgConnection,
     client: &ClientId,
@@ -246,7 +246,10 @@ async fn scopes_in_force(
     let lists = sqlx::query_scalar!(
         "-- credentials_scopes
         SELECT DISTINCT scopes FROM api_credentials
-        WHERE client_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp())",
+        WHERE client_id = $1 AND COALESCE(revoked_at, 'infinity') >= LEAST(
+            clock_timestamp(),
+            (SELECT max(COALESCE(revoked_at, 'infinity')) FROM api_credentials WHERE client_id = $1)
+        )",
         client.as_str()
     )
     .fetch_all(connection)

@@ -185,6 +185,12 @@ async fn a_new_credential_may_be_used_for_what_is_said_or_for_what_the_others_ma
         let writes = Scopes::only(["orders:write", "orders:read"].map(str::to_owned));
         let (third, ending) = rotate(&db.pool, &acme, Duration::ZERO, Some(&writes), BY).await.unwrap();
         assert_eq!((scopes(&third.token).await, ending), (writes.clone(), 2));
+        // After a leak nothing is in force, and still nobody gets more than they had.
+        let leaked = create(&db.pool, &"leaky".parse().unwrap(), &reads).await.unwrap();
+        revoke(&db.pool, &leaked.credential_id.parse().unwrap(), BY).await.unwrap();
+        let (anew, _) = rotate(&db.pool, &"leaky".parse().unwrap(), Duration::ZERO, None, BY).await.unwrap();
+        assert_eq!(scopes(&anew.token).await, reads);
+
         let listed = list(&db.pool, Some(&acme), 10).await.unwrap();
         let lists: Vec<_> = listed.into_iter().map(|record| Scopes::from(record.scopes)).collect();
         assert_eq!(lists, [reads.clone(), reads, Scopes::all(), writes]);
@@ -221,4 +227,34 @@ fn what_names_no_credential_is_refused_without_being_quoted() {
         let error = text.parse::<CredentialId>().unwrap_err().to_string();
         assert!(text.is_empty() || !error.contains(text), "{error}");
     }
+}
+
+#[tokio::test]
+async fn who_asks_and_goes_away_costs_no_connection() {
+    with_database(async |db: Database| {
+        let acme: ClientId = "acme".parse().unwrap();
+        let credential = create(&db.pool, &acme, &Scopes::all()).await.unwrap();
+        let alone = semel_core::database::pool(&db.url, "semel-test", 1);
+        let pid = async || -> i32 {
+            let mut connection = alone.acquire().await.unwrap();
+            sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *connection).await.unwrap()
+        };
+        let before = pid().await;
+        let mut stopped = db.pool.begin().await.unwrap();
+        stopped.execute("LOCK TABLE api_credentials IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        let asked = tokio::spawn({
+            let (authenticator, token) = (Authenticator::new(alone.clone()), credential.token.clone());
+            async move { authenticator.authenticate(token.expose_secret()).await }
+        });
+        db.until_blocked(before).await;
+        asked.abort();
+        assert!(asked.await.unwrap_err().is_cancelled());
+        stopped.rollback().await.unwrap();
+        assert_eq!(
+            pid().await,
+            before,
+            "the question ended by itself, and its connection is as good as before"
+        );
+    })
+    .await;
 }

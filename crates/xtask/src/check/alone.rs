@@ -1,7 +1,8 @@
 //! What a user's service takes from us: consumer-kit over core, without what only daemons need.
 //!
 //! In the workspace's own resolution the daemons turn core's feature `daemon` on for everybody, so this asks how
-//! consumer-kit declares core, and what it needs when it is resolved alone.
+//! consumer-kit declares core, and what it needs when it is resolved alone: with all of its features but `command`, which is
+//! for those who do want a command line.
 
 use anyhow::Result;
 use cargo_metadata::{DependencyKind, Metadata};
@@ -24,7 +25,7 @@ pub(crate) fn faults(workspace: &Workspace, metadata: &Metadata) -> Result<Vec<S
     let features: Vec<&str> = cores.flat_map(|core| &core.features).map(String::as_str).collect();
 
     let mut tree = workspace.cargo("tree");
-    tree.args(["--package", KIT, "--all-features", "--edges", "normal,build", "--prefix", "none"]);
+    tree.args(["--package", KIT, "--features", "failpoints", "--edges", "normal,build", "--prefix", "none"]);
     let tree = workspace::read(tree.args(["--format", "{p}", "--locked"]))?;
     let needed: Vec<&str> = tree.lines().filter_map(|line| line.split_whitespace().next()).collect();
     Ok(judge(&features, &needed))
