@@ -234,7 +234,8 @@ async fn expect_forbidden(urls: &BTreeMap<&str, String>) -> Result<()> {
         ("ledger-relay", "SELECT * FROM ledger_entries"),
     ] {
         let mut connection = PgConnection::connect(&urls[name]).await?;
-        let error = connection.execute(statement).await.unwrap_err();
+        let executed = connection.execute(statement).await;
+        let error = executed.err().with_context(|| format!("{name} may: {statement}"))?;
         let code = error
             .as_database_error()
             .and_then(sqlx::error::DatabaseError::code)
