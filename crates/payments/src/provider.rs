@@ -233,6 +233,10 @@ pub struct StoredRefund {
 
 /// A payment provider. No layer below an adapter repeats a call.
 pub trait Provider: Clone + Send + Sync + 'static {
+    /// Returns the name that is stored with what is begun with it, at most 63 bytes: kind and mode, such as `stripe:live`.
+    /// What has another name is never asked about it.
+    fn name(&self) -> &'static str;
+
     /// Returns what it promises.
     fn promises(&self) -> Promises;
 

@@ -241,6 +241,10 @@ impl Unread {
 }
 
 impl Provider for StripeProvider {
+    fn name(&self) -> &'static str {
+        if self.livemode { "stripe:live" } else { "stripe:test" }
+    }
+
     fn promises(&self) -> Promises {
         Promises { dedup: Dedup::For(HORIZON), look_up: LookUp::ByReference, fence: Fencing::Cancel }
     }

@@ -22,10 +22,11 @@ pub(crate) async fn plant(db: &Database, count: i32, sent_ago: Duration) {
     sqlx::query(
         "WITH paid AS (
             INSERT INTO payments (
-                payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider_key,
-                provider_reference, version, settled_at, refund_reserved
+                payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider,
+                provider_key, provider_reference, version, settled_at, refund_reserved
             )
-            SELECT gen_random_uuid(), 'acme', 'payments.create', 'paid-' || n, 'A-1', 1250, 'EUR', 'succeeded', 'paid-' || n,
+            SELECT gen_random_uuid(), 'acme', 'payments.create', 'paid-' || n, 'A-1', 1250, 'EUR', 'succeeded', 'desk',
+                   'paid-' || n,
                    'ch_' || n, 1, now(), 500
             FROM generate_series(0, $1 - 1) AS n
             RETURNING payment_id, substr(provider_key, 6) AS n
