@@ -295,6 +295,14 @@ pub trait Provider: Clone + Send + Sync + 'static {
     }
 }
 
+/// Returns how the names begin that this provider gives to what it charges, or gives back; none where that is not known.
+pub(crate) fn prefix_of_names(provider: &str, list: List) -> Option<&'static str> {
+    provider.starts_with("stripe:").then_some(match list {
+        List::Charges => "pi_",
+        List::Refunds => "re_",
+    })
+}
+
 /// Returns a success by this name; without one nothing is known.
 fn succeeded(reference: &str) -> Answer {
     match clean(reference, 255) {

@@ -223,3 +223,18 @@ async fn evidence_stays_until_its_refund_is_settled() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_refund_is_settled_by_a_name_that_its_payments_provider_gives_to_refunds() {
+    with_database(async |db: Database| {
+        plant_waiting(&db, 1).await;
+        db.execute("UPDATE payments SET provider = 'stripe:test'").await;
+        let id = refund_of(&db, "back-0").await;
+        let named = |name| ["--as", "refunded", "--provider-reference", name];
+        let error = refused(&reaper(&db, &resolve(&id, &named("pi_7"))));
+        assert!(error.contains("stripe:test") && error.contains("re_"), "{error}");
+        assert_eq!(stands(&db, "back-0").await, open());
+        printed(&reaper(&db, &resolve(&id, &named("re_7"))));
+    })
+    .await;
+}
