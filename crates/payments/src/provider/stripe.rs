@@ -49,6 +49,8 @@ pub use self::http::NoAuthorities;
 
 /// For how long Stripe recognises an idempotency key, at least.
 pub const HORIZON: Duration = Duration::from_hours(24);
+/// The field that names our payment.
+const OURS: &str = "metadata[semel_payment]";
 /// How many entries a page of a list has.
 const PAGE: usize = 50;
 /// Most pages, of a hundred each, of one payment's refunds.
@@ -126,7 +128,11 @@ impl StripeProvider {
         };
         let confirmed = match classify::confirmed(&reply, &asked) {
             Confirmed::Ask(refusal) => {
-                tracing::warn!(intent = reference, "a confirmation was refused: {}", refusal.reason);
+                if refusal.class == Class::Faulty {
+                    tracing::error!(intent = reference, "a confirmation is at fault: {}", refusal.reason);
+                } else {
+                    tracing::warn!(intent = reference, "a confirmation was refused: {}", refusal.reason);
+                }
                 match self.intent("get", get(intents(reference)), until).await {
                     Ok(intent) => classify::attempted(&intent, &asked, Some(&refusal)),
                     Err(unread) => return unread.answer(),
@@ -274,7 +280,7 @@ impl Provider for StripeProvider {
             ("payment_method", source),
             ("payment_method_types[]", "card"),
             ("capture_method", "automatic"),
-            ("metadata[semel_payment]", reference),
+            (OURS, reference),
         ])
         .into_bytes()
     }
@@ -297,7 +303,11 @@ impl Provider for StripeProvider {
             Some(format!("{}:create", charge.key)),
         );
         let prepared = match self.send("prepare", create, self.until()).await {
-            Ok(reply) => classify::prepared(&reply, &asked),
+            Ok(reply) => {
+                let prepared = classify::prepared(&reply, &asked);
+                tell_refusal(charge, &reply);
+                prepared
+            }
             Err(answer) => Prepared::Answered(answer),
         };
         let outcome = match &prepared {
@@ -429,11 +439,26 @@ fn keyed(stored: &[u8], key: &str) -> Vec<u8> {
     [stored, b"&", ours.as_bytes()].concat()
 }
 
+/// Says why nothing is made of a payment, of which there is no trace at Stripe but in its own log.
+fn tell_refusal(charge: &StoredCharge, reply: &Reply) {
+    let Err(refusal) = classify::read::<PaymentIntent>(reply) else { return };
+    if matches!(refusal.class, Class::Refused | Class::Faulty) {
+        let payment = stored(&charge.request, OURS).unwrap_or_default();
+        let told = if refusal.class == Class::Refused { "declined" } else { "at fault, and waits" };
+        tracing::error!(payment, "a payment is refused before it is made, and {told}: {}", refusal.reason);
+    }
+}
+
 fn refunded_intent(request: &[u8]) -> Option<String> {
+    stored(request, "payment_intent")
+}
+
+/// Returns a field of a stored form.
+fn stored(request: &[u8], field: &str) -> Option<String> {
     form_urlencoded::parse(request)
-        .find(|(name, _)| name == "payment_intent")
-        .map(|(_, intent)| intent.into_owned())
-        .filter(|intent| !intent.is_empty())
+        .find(|(name, _)| name == field)
+        .map(|(_, value)| value.into_owned())
+        .filter(|value| !value.is_empty())
 }
 
 fn unreadable() -> Answer {
