@@ -100,11 +100,17 @@ impl StripeProvider {
         histogram!(PROVIDER_SECONDS, "call" => name).record(began.elapsed().as_secs_f64());
         match outcome {
             // A key that is refused is as good as nobody there: nothing new is to begin.
-            Ok(Reply { status: 401 | 403 | 429 | 500.., .. }) | Err(_) => self.breaker.failed(),
+            Ok(Reply { status: 401 | 403 | 429 | 500.., .. })
+            | Err(NoReply::NotSent(_) | NoReply::Lost(_)) => {
+                self.breaker.failed();
+            }
             Ok(_) => self.breaker.answered(),
+            // Which says nothing about the provider.
+            Err(NoReply::Crowded) => {}
         }
         outcome.map_err(|none| match none {
             NoReply::NotSent(reason) => Answer::NotExecuted { reason },
+            NoReply::Crowded => Answer::NotExecuted { reason: "too many calls are under way".to_owned() },
             NoReply::Lost(reason) => Answer::Unknown { reason },
         })
     }
