@@ -9,6 +9,7 @@ CREATE TABLE payments (
     amount BIGINT NOT NULL,
     currency TEXT COLLATE "C" NOT NULL,
     status TEXT COLLATE "C" NOT NULL,
+    provider TEXT COLLATE "C" NOT NULL,
     provider_key TEXT COLLATE "C" NOT NULL,
     provider_reference TEXT COLLATE "C",
     decline_code TEXT COLLATE "C",
@@ -34,7 +35,7 @@ CREATE TABLE payments (
     CONSTRAINT payments_refund_reserved_within_amount CHECK (refund_reserved BETWEEN 0 AND amount),
     CONSTRAINT payments_refund_needs_success CHECK (refund_reserved = 0 OR status = 'succeeded'),
     CONSTRAINT payments_provider_strings_bounded CHECK (
-        octet_length(provider_key) BETWEEN 1 AND 255
+        octet_length(provider) BETWEEN 1 AND 63 AND octet_length(provider_key) BETWEEN 1 AND 255
         AND octet_length(provider_reference) <= 255 AND octet_length(decline_code) <= 63
     )
 );
@@ -50,6 +51,7 @@ COMMENT ON COLUMN payments.reference IS 'The client''s own name for it.';
 COMMENT ON COLUMN payments.amount IS 'In minor units of the currency.';
 COMMENT ON COLUMN payments.currency IS 'ISO 4217 code.';
 COMMENT ON COLUMN payments.status IS 'processing | succeeded | declined | canceled.';
+COMMENT ON COLUMN payments.provider IS 'The provider that it was begun with, such as grpc or stripe:live; no other is asked about it or its refunds.';
 COMMENT ON COLUMN payments.provider_key IS 'The idempotency key that the provider was given.';
 COMMENT ON COLUMN payments.provider_reference IS 'The provider''s own name for the charge.';
 COMMENT ON COLUMN payments.decline_code IS 'Why the provider declined.';

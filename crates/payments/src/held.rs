@@ -31,6 +31,9 @@ pub(crate) trait Execution: Sync {
 
     fn key(&self) -> &Held<'_>;
 
+    /// Returns the name of the provider that would be asked.
+    fn provider(&self) -> &'static str;
+
     /// Looks for a definitive answer that somebody has written down.
     fn on_record(
         &self,
@@ -50,7 +53,8 @@ pub(crate) trait Execution: Sync {
     /// Goes on from the recovery point, where nothing is on record.
     fn go_on(&self) -> impl Future<Output = Result<Proceeded, sqlx::Error>> + Send;
 
-    /// Drives on as far as it goes now. Evidence first.
+    /// Drives on as far as it goes now. Evidence first; and nobody but the provider that it was begun with is asked, sent
+    /// anything, or believed to have fenced it.
     fn drive(&self) -> impl Future<Output = Result<Proceeded, sqlx::Error>> + Send {
         async {
             let key = self.key();
@@ -59,6 +63,12 @@ pub(crate) trait Execution: Sync {
                     database::call(key.pool, async |connection| self.on_record(connection).await).await?
             {
                 return self.settle(&verdict, Witness::Evidence).await;
+            }
+            let (theirs, ours) = (&key.provider, self.provider());
+            if theirs != ours {
+                let reason =
+                    format!("it was begun with the provider {theirs}, and this is {ours}: ask there");
+                return key.leave(&reason).await;
             }
             self.go_on().await
         }
@@ -81,11 +91,17 @@ impl<'a> Acquired<'a> {
     }
 
     /// Holds the key, whose row is as read: the fence is good.
-    pub(crate) fn held(self, resource_id: Uuid, attempts: i32, since_first_sent_ms: i64) -> Held<'a> {
+    pub(crate) fn held(
+        self,
+        resource_id: Uuid,
+        provider: String,
+        attempts: i32,
+        since_first_sent_ms: i64,
+    ) -> Held<'a> {
         let Self { pool, scope, fence, began } = self;
         let since_first_sent = Duration::from_millis(u64::try_from(since_first_sent_ms).unwrap_or_default());
         let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
-        Held { pool, scope, fence, began, resource_id, attempts, since_first_sent }
+        Held { pool, scope, fence, began, resource_id, provider, attempts, since_first_sent }
     }
 }
 
@@ -99,6 +115,8 @@ pub(crate) struct Held<'a> {
     /// the provider may have forgotten key and fence.
     pub(crate) began: SystemTime,
     pub(crate) resource_id: Uuid,
+    /// The name of the provider that its charge was begun with.
+    pub(crate) provider: String,
     /// Acquisitions so far, this one included.
     pub(crate) attempts: u32,
     pub(crate) since_first_sent: Duration,

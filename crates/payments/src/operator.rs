@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::payments::{self, CreatePayment};
 use crate::problem::ProblemBase;
+use crate::provider::{self, List};
 use crate::refunds::{self, CreateRefund};
 
 /// A definitive answer that was written down.
@@ -64,6 +65,14 @@ impl Ruling {
         match self {
             Self::Payment(_) => Subject { noun: "payment", id },
             Self::Refund(_) => Subject { noun: "refund", id },
+        }
+    }
+
+    /// Returns the provider's name for it, where the decision has one.
+    fn reference(&self) -> Option<&str> {
+        match self {
+            Self::Payment(verdict) => verdict.reference(),
+            Self::Refund(verdict) => verdict.reference(),
         }
     }
 
@@ -137,6 +146,18 @@ pub enum Undecided {
         subject: Subject,
         /// What.
         said: String,
+    },
+    /// The provider gives other names to such things.
+    #[error("{subject}: {given:?} is no name of {provider} for it, which begin with {prefix}")]
+    NoSuchName {
+        /// Of what.
+        subject: Subject,
+        /// The name.
+        given: String,
+        /// Whose.
+        provider: String,
+        /// How they begin.
+        prefix: &'static str,
     },
     /// The key holds what this version cannot read.
     #[error("the key of {0} is none that this version can read")]
@@ -212,6 +233,9 @@ impl Desk {
         if let Some(said) = said_otherwise(&mut tx, id, ruling).await.map_err(failed)? {
             return Err(Undecided::Contradicts { subject, said });
         }
+        if let Some(misnamed) = misnamed(&mut tx, id, ruling).await.map_err(failed)? {
+            return Err(misnamed);
+        }
         let taken = Taken { id, scope, fence: stuck.fence };
         let written = match ruling {
             Ruling::Payment(verdict) => payments::operator::write(self, &mut tx, &taken, verdict).await,
@@ -248,6 +272,29 @@ async fn said_otherwise(
             .map(|said| format!("{said:?}")),
     };
     Ok(said)
+}
+
+/// Says how the name that is decided with is none of its provider's. A refund would be asked for by it, and the audit compare it.
+async fn misnamed(
+    connection: &mut PgConnection,
+    id: Uuid,
+    ruling: &Ruling,
+) -> Result<Option<Undecided>, sqlx::Error> {
+    let Some(given) = ruling.reference() else { return Ok(None) };
+    let (provider, list) = match ruling {
+        Ruling::Payment(_) => (payments::operator::provider(connection, id).await?, List::Charges),
+        Ruling::Refund(_) => (refunds::operator::provider(connection, id).await?, List::Refunds),
+    };
+    let Some(provider) = provider else { return Ok(None) };
+    let Some(prefix) = provider::prefix_of_names(&provider, list) else { return Ok(None) };
+    let is_bare = given.len() > prefix.len() && given.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    let (subject, given) = (ruling.about(id), given.to_owned());
+    Ok((!is_bare || !given.starts_with(prefix)).then_some(Undecided::NoSuchName {
+        subject,
+        given,
+        provider,
+        prefix,
+    }))
 }
 
 async fn why_not(connection: &mut PgConnection, ruling: &Ruling, subject: Subject) -> Undecided {

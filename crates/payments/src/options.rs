@@ -186,6 +186,11 @@ impl ProviderOptions {
                 "{option} is {is}, and --stripe-livemode says {says}: whether real money is moved is said by both"
             )));
         }
+        if key.is_live() && !self.stripe_api_base.is_stripes_own() {
+            return Err(OptionError::Combination(format!(
+                "--stripe-api-base is for tests, and {option} is live: it is sent to Stripe alone"
+            )));
+        }
         Ok(Choice::Stripe { base: self.stripe_api_base.clone(), key })
     }
 
@@ -317,6 +322,13 @@ mod tests {
         assert_eq!(config.place(), "https://api.stripe.com");
         assert_eq!(config.open().unwrap().promises().dedup, Dedup::For(Duration::from_hours(24)));
         assert!(key("rk_live_s3cret", "true").is_ok());
+        let elsewhere = |key: &'static str, livemode: &'static str| {
+            let given = ["--provider", "stripe", "--stripe-api-key", key, "--stripe-livemode", livemode];
+            parsed(&[&given[..], &["--stripe-api-base", "https://proxy:8443"]].concat()).unwrap().config()
+        };
+        assert!(elsewhere("sk_test_s3cret", "false").is_ok());
+        let error = elsewhere("sk_live_s3cret", "true").unwrap_err().to_string();
+        assert!(error.contains("--stripe-api-base") && !error.contains("s3cret"), "{error}");
         for (text, livemode) in [("sk_test_s3cret", "true"), ("sk_live_s3cret", "false"), ("s3cret", "false")]
         {
             let error = key(text, livemode).unwrap_err().to_string();

@@ -233,6 +233,10 @@ pub struct StoredRefund {
 
 /// A payment provider. No layer below an adapter repeats a call.
 pub trait Provider: Clone + Send + Sync + 'static {
+    /// Returns the name that is stored with what is begun with it, at most 63 bytes: kind and mode, such as `stripe:live`.
+    /// What has another name is never asked about it.
+    fn name(&self) -> &'static str;
+
     /// Returns what it promises.
     fn promises(&self) -> Promises;
 
@@ -289,6 +293,14 @@ pub trait Provider: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Listed> + Send {
         async { Listed::Unsupported }
     }
+}
+
+/// Returns how the names begin that this provider gives to what it charges, or gives back; none where that is not known.
+pub(crate) fn prefix_of_names(provider: &str, list: List) -> Option<&'static str> {
+    provider.starts_with("stripe:").then_some(match list {
+        List::Charges => "pi_",
+        List::Refunds => "re_",
+    })
 }
 
 /// Returns a success by this name; without one nothing is known.

@@ -171,6 +171,7 @@ fn payment_json(id: Uuid, payment: &payments::operator::Record) -> Value {
         "amount": payment.amount,
         "refund_reserved": payment.refund_reserved,
         "currency": payment.currency,
+        "provider": payment.provider,
         "provider_key": payment.provider_key,
         "provider_reference": payment.provider_reference,
         "decline_code": payment.decline_code,

@@ -108,9 +108,10 @@ impl<P: Provider> Operation for MakePayment<P> {
                 RETURNING client_id, operation, key, resource_id, provider_key, fence, expires_at
             ), asked AS (
                 INSERT INTO payments (
-                    payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider_key
+                    payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider,
+                    provider_key
                 )
-                SELECT resource_id, client_id, operation, key, $14, $15, $16, 'processing', provider_key FROM key
+                SELECT resource_id, client_id, operation, key, $14, $15, $16, 'processing', $18, provider_key FROM key
             )",
             "$17 IS NOT NULL AND (SELECT keys FROM live) >= $17",
             connection,
@@ -128,7 +129,8 @@ impl<P: Provider> Operation for MakePayment<P> {
             command.reference,
             command.amount,
             command.currency,
-            terms.most_in_progress()
+            terms.most_in_progress(),
+            self.provider.name()
         )
         .await?;
         Ok(match begun.claimed {

@@ -27,6 +27,8 @@ pub struct Record {
     pub currency: String,
     /// `processing`, `succeeded`, `declined` or `canceled`.
     pub status: String,
+    /// The provider that it was begun with.
+    pub provider: String,
     /// The key that the provider was asked under.
     pub provider_key: String,
     /// The provider's own name for the charge.
@@ -54,7 +56,7 @@ async fn dossier(
 ) -> Result<Option<Dossier<Record>>, sqlx::Error> {
     let row = sqlx::query!(
         "-- payments_show
-        SELECT client_id, operation, idempotency_key, reference, amount, refund_reserved, currency, status, provider_key,
+        SELECT client_id, operation, idempotency_key, reference, amount, refund_reserved, currency, status, provider, provider_key,
                provider_reference, decline_code, created_at, settled_at
         FROM payments WHERE payment_id = $1",
         payment_id
@@ -80,6 +82,7 @@ async fn dossier(
         refund_reserved: row.refund_reserved,
         currency: row.currency,
         status: row.status,
+        provider: row.provider,
         provider_key: row.provider_key,
         provider_reference: row.provider_reference,
         decline_code: row.decline_code,
@@ -87,6 +90,20 @@ async fn dossier(
         settled_at: row.settled_at,
     };
     Ok(Some(Dossier { record, key, evidence }))
+}
+
+/// Returns the provider that a payment was begun with.
+pub(crate) async fn provider(
+    connection: &mut PgConnection,
+    payment_id: Uuid,
+) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "-- payments_provider
+        SELECT provider FROM payments WHERE payment_id = $1",
+        payment_id
+    )
+    .fetch_optional(connection)
+    .await
 }
 
 /// Settles a payment as a person has decided; false when there is nothing to settle.

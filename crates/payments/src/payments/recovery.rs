@@ -2,7 +2,8 @@
 //!
 //! The same steps for the request that claimed it, for a retry that took it over and for the reaper:
 //!
-//! 1. Evidence first: a definitive answer that somebody has written down settles.
+//! 1. Evidence first: a definitive answer that somebody has written down settles. Else, what was begun with another provider is
+//!    left to a person: this one knows nothing of it, and its fence proves nothing about the other.
 //!
 //! Where a charge is prepared first, its reference comes next, for as long as the provider recognises the key: asked for,
 //! which moves no money, and committed by itself while the fence is good and nobody is canceling. Only what has a committed
@@ -79,6 +80,10 @@ impl<P: Provider> Execution for Drive<'_, P> {
 
     fn key(&self) -> &Held<'_> {
         &self.key
+    }
+
+    fn provider(&self) -> &'static str {
+        self.operation.provider.name()
     }
 
     async fn on_record(&self, connection: &mut PgConnection) -> Result<Option<Verdict>, sqlx::Error> {
@@ -277,7 +282,7 @@ async fn load<'a, P>(
                    k.provider_reference,
                    GREATEST(0, EXTRACT(EPOCH FROM clock_timestamp() - k.provider_first_sent_at) * 1000)::BIGINT
                        AS "since_first_sent_ms!",
-                   p.provider_key, p.amount, p.currency, p.reference
+                   p.provider, p.provider_key, p.amount, p.currency, p.reference
             FROM idempotency_keys AS k JOIN payments AS p ON p.payment_id = k.resource_id
             WHERE k.client_id = $1 AND k.operation = $2 AND k.key = $3 AND k.status = 'in_progress' AND k.fence = $4"#,
             scope.client.as_str(),
@@ -291,7 +296,7 @@ async fn load<'a, P>(
     Ok(row.await?.map(|row| Drive {
         operation,
         retention,
-        key: acquired.held(row.resource_id, row.attempts, row.since_first_sent_ms),
+        key: acquired.held(row.resource_id, row.provider, row.attempts, row.since_first_sent_ms),
         recovery_point: row.recovery_point,
         charge: StoredCharge {
             key: row.provider_key,

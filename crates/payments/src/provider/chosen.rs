@@ -40,6 +40,10 @@ macro_rules! of {
 }
 
 impl Provider for Chosen {
+    fn name(&self) -> &'static str {
+        of!(self, provider => provider.name())
+    }
+
     fn promises(&self) -> Promises {
         of!(self, provider => provider.promises())
     }

@@ -178,6 +178,10 @@ enum Called<T> {
 }
 
 impl Provider for GrpcProvider {
+    fn name(&self) -> &'static str {
+        "grpc"
+    }
+
     fn promises(&self) -> Promises {
         Promises { dedup: self.dedup, look_up: LookUp::ByKey, fence: Fencing::Cancel }
     }

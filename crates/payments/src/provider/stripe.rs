@@ -49,6 +49,8 @@ pub use self::http::NoAuthorities;
 
 /// For how long Stripe recognises an idempotency key, at least.
 pub const HORIZON: Duration = Duration::from_hours(24);
+/// The field that names our payment.
+const OURS: &str = "metadata[semel_payment]";
 /// How many entries a page of a list has.
 const PAGE: usize = 100;
 /// Most pages, of a hundred each, of one payment's refunds.
@@ -116,11 +118,17 @@ impl StripeProvider {
         histogram!(PROVIDER_SECONDS, "call" => name).record(began.elapsed().as_secs_f64());
         match outcome {
             // A key that is refused is as good as nobody there: nothing new is to begin.
-            Ok(Reply { status: 401 | 403 | 429 | 500.., .. }) | Err(_) => breaker.failed(),
+            Ok(Reply { status: 401 | 403 | 429 | 500.., .. })
+            | Err(NoReply::NotSent(_) | NoReply::Lost(_)) => {
+                breaker.failed();
+            }
             Ok(_) => breaker.answered(),
+            // Which says nothing about the provider.
+            Err(NoReply::Crowded) => {}
         }
         outcome.map_err(|none| match none {
             NoReply::NotSent(reason) => Answer::NotExecuted { reason },
+            NoReply::Crowded => Answer::NotExecuted { reason: "too many calls are under way".to_owned() },
             NoReply::Lost(reason) => Answer::Unknown { reason },
         })
     }
@@ -144,7 +152,11 @@ impl StripeProvider {
         };
         let confirmed = match classify::confirmed(&reply, &asked) {
             Confirmed::Ask(refusal) => {
-                tracing::warn!(intent = reference, "a confirmation was refused: {}", refusal.reason);
+                if refusal.class == Class::Faulty {
+                    tracing::error!(intent = reference, "a confirmation is at fault: {}", refusal.reason);
+                } else {
+                    tracing::warn!(intent = reference, "a confirmation was refused: {}", refusal.reason);
+                }
                 match self.intent("get", get(intents(reference)), until).await {
                     Ok(intent) => classify::attempted(&intent, &asked, Some(&refusal)),
                     Err(unread) => return unread.answer(),
@@ -264,6 +276,10 @@ impl Unread {
 }
 
 impl Provider for StripeProvider {
+    fn name(&self) -> &'static str {
+        if self.livemode { "stripe:live" } else { "stripe:test" }
+    }
+
     fn promises(&self) -> Promises {
         Promises { dedup: Dedup::For(HORIZON), look_up: LookUp::ByReference, fence: Fencing::Cancel }
     }
@@ -293,7 +309,7 @@ impl Provider for StripeProvider {
             ("payment_method", source),
             ("payment_method_types[]", "card"),
             ("capture_method", "automatic"),
-            ("metadata[semel_payment]", reference),
+            (OURS, reference),
         ])
         .into_bytes()
     }
@@ -316,7 +332,11 @@ impl Provider for StripeProvider {
             Some(format!("{}:create", charge.key)),
         );
         let prepared = match self.send("prepare", create, self.until()).await {
-            Ok(reply) => classify::prepared(&reply, &asked),
+            Ok(reply) => {
+                let prepared = classify::prepared(&reply, &asked);
+                tell_refusal(charge, &reply);
+                prepared
+            }
             Err(answer) => Prepared::Answered(answer),
         };
         let outcome = match &prepared {
@@ -448,11 +468,26 @@ fn keyed(stored: &[u8], key: &str) -> Vec<u8> {
     [stored, b"&", ours.as_bytes()].concat()
 }
 
+/// Says why nothing is made of a payment, of which there is no trace at Stripe but in its own log.
+fn tell_refusal(charge: &StoredCharge, reply: &Reply) {
+    let Err(refusal) = classify::read::<PaymentIntent>(reply) else { return };
+    if matches!(refusal.class, Class::Refused | Class::Faulty) {
+        let payment = stored(&charge.request, OURS).unwrap_or_default();
+        let told = if refusal.class == Class::Refused { "declined" } else { "at fault, and waits" };
+        tracing::error!(payment, "a payment is refused before it is made, and {told}: {}", refusal.reason);
+    }
+}
+
 fn refunded_intent(request: &[u8]) -> Option<String> {
+    stored(request, "payment_intent")
+}
+
+/// Returns a field of a stored form.
+fn stored(request: &[u8], field: &str) -> Option<String> {
     form_urlencoded::parse(request)
-        .find(|(name, _)| name == "payment_intent")
-        .map(|(_, intent)| intent.into_owned())
-        .filter(|intent| !intent.is_empty())
+        .find(|(name, _)| name == field)
+        .map(|(_, value)| value.into_owned())
+        .filter(|value| !value.is_empty())
 }
 
 fn unreadable() -> Answer {

@@ -86,6 +86,20 @@ async fn dossier(
     Ok(Some(Dossier { record, key, evidence }))
 }
 
+/// Returns the provider of the payment that a refund is of.
+pub(crate) async fn provider(
+    connection: &mut PgConnection,
+    refund_id: Uuid,
+) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "-- refunds_provider
+        SELECT p.provider FROM refunds AS r JOIN payments AS p ON p.payment_id = r.payment_id WHERE r.refund_id = $1",
+        refund_id
+    )
+    .fetch_optional(connection)
+    .await
+}
+
 /// Settles a refund as a person has decided; false when there is nothing to settle.
 pub(crate) async fn write(
     desk: &Desk,

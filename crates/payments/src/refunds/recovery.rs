@@ -1,6 +1,7 @@
 //! Driving a claimed refund on, from wherever it stands to its end: for the request that claimed it, a retry, the reaper.
 //!
-//! 1. Evidence first: a definitive answer that somebody has written down settles.
+//! 1. Evidence first: a definitive answer that somebody has written down settles. Else, what another provider was paid is left
+//!    to a person, since none but that one can give it back.
 //! 2. While the first send is young, send the stored request again under the same key.
 //! 3. Past that, ask. Where that tells nothing, send the stored request again for as long as the provider recognises its key
 //!    and its client is not shut out: with a provider that deduplicates it has no other effect than the first.
@@ -61,6 +62,10 @@ impl<P: Provider> Execution for Drive<'_, P> {
 
     fn key(&self) -> &Held<'_> {
         &self.key
+    }
+
+    fn provider(&self) -> &'static str {
+        self.operation.provider.name()
     }
 
     async fn on_record(&self, connection: &mut PgConnection) -> Result<Option<Verdict>, sqlx::Error> {
@@ -176,8 +181,9 @@ async fn load<'a, P>(
             SELECT k.resource_id, k.recovery_point, k.attempts, k.provider_request AS "provider_request!",
                    GREATEST(0, EXTRACT(EPOCH FROM clock_timestamp() - k.provider_first_sent_at) * 1000)::BIGINT
                        AS "since_first_sent_ms!",
-                   r.payment_id, r.provider_key AS "provider_key!", r.amount, r.currency
+                   r.payment_id, p.provider, r.provider_key AS "provider_key!", r.amount, r.currency
             FROM idempotency_keys AS k JOIN refunds AS r ON r.refund_id = k.resource_id
+                 JOIN payments AS p ON p.payment_id = r.payment_id
             WHERE k.client_id = $1 AND k.operation = $2 AND k.key = $3 AND k.status = 'in_progress' AND k.fence = $4"#,
             scope.client.as_str(),
             scope.operation,
@@ -190,7 +196,7 @@ async fn load<'a, P>(
     Ok(row.await?.map(|row| Drive {
         operation,
         retention,
-        key: acquired.held(row.resource_id, row.attempts, row.since_first_sent_ms),
+        key: acquired.held(row.resource_id, row.provider, row.attempts, row.since_first_sent_ms),
         recovery_point: row.recovery_point,
         payment_id: row.payment_id,
         stored: StoredRefund {

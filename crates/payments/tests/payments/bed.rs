@@ -55,6 +55,17 @@ impl Bed {
         Self { provider: self.provider.clone().promising(promises), ..self.clone() }
     }
 
+    /// Is given a provider of this name, which has never been asked for anything.
+    pub(crate) fn with_provider(&self, name: &'static str, promises: Promises) -> Self {
+        Self { provider: Scripted::named(name).promising(promises), ..self.clone() }
+    }
+
+    /// Why a person is needed; none where none is.
+    pub(crate) async fn for_person(&self, key: &str) -> Option<String> {
+        let reason = "SELECT needs_person_reason FROM idempotency_keys WHERE key = $1";
+        sqlx::query_scalar(reason).bind(key).fetch_one(&self.pool).await.unwrap()
+    }
+
     /// Waits for locks for as long as a test needs.
     pub(crate) fn patient(&self) -> Self {
         let pool = PgPoolOptions::new()

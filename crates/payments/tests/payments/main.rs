@@ -14,3 +14,4 @@ mod provider;
 mod recovering;
 mod refunds;
 mod settling;
+mod switched;

@@ -65,6 +65,7 @@ impl Hold {
 /// The provider; clones are the same one.
 #[derive(Clone, Debug)]
 pub(crate) struct Scripted {
+    name: &'static str,
     promises: Promises,
     state: Arc<Mutex<State>>,
 }
@@ -89,7 +90,12 @@ struct State {
 impl Scripted {
     pub(crate) fn new() -> Self {
         let promises = Promises { dedup: Dedup::ForEver, look_up: LookUp::ByKey, fence: Fencing::Cancel };
-        Self { promises, state: Arc::default() }
+        Self { name: "scripted", promises, state: Arc::default() }
+    }
+
+    /// Has another name, and knows nothing.
+    pub(crate) fn named(name: &'static str) -> Self {
+        Self { name, ..Self::new() }
     }
 
     /// Promises other things.
@@ -247,6 +253,10 @@ impl Scripted {
 }
 
 impl Provider for Scripted {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
     fn promises(&self) -> Promises {
         self.promises
     }

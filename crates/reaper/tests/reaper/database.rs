@@ -150,9 +150,10 @@ impl Stuck {
                 RETURNING *
             )
             INSERT INTO payments (
-                payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider_key, created_at
+                payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider, provider_key,
+                created_at
             )
-            SELECT resource_id, client_id, operation, key, 'A-1', 1250, 'EUR', 'processing', provider_key, created_at
+            SELECT resource_id, client_id, operation, key, 'A-1', 1250, 'EUR', 'processing', 'desk', provider_key, created_at
             FROM keys",
         )
         .bind(self.client)

@@ -96,7 +96,10 @@ async fn shows_all_but_secrets() {
         let json = printed(&reaper(&db, &["show", &id, "--json"]));
         let shown: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(shown["payment"]["status"], "processing");
-        assert_eq!(shown["payment"]["provider_key"], "acme-0");
+        assert_eq!(
+            (&shown["payment"]["provider"], &shown["payment"]["provider_key"]),
+            (&"desk".into(), &"acme-0".into())
+        );
         assert_eq!(shown["key"]["recovery_point"], "sent");
         assert_eq!(shown["key"]["attempts"], 2);
         assert_eq!(shown["provider_answers"][0]["decline_code"], "no_money");
@@ -244,6 +247,25 @@ async fn without_its_trace_nothing_is_settled() {
         // It waits as before.
         assert!(printed(&reaper(&db, &["list"])).contains(&payment.to_string()));
         desk(&db).settle(payment, &decision("short")).await.unwrap();
+    })
+    .await;
+}
+
+/// The audit would tell of another one, and a refund would be asked for by it.
+#[tokio::test]
+async fn a_name_that_the_provider_does_not_give_to_such_things_is_refused() {
+    with_database(async |db: Database| {
+        plant_waiting(&db, 1).await;
+        db.execute("UPDATE payments SET provider = 'stripe:live'").await;
+        let id = payment_of(&db, "acme-0").await.to_string();
+        for named in ["ch_7", "pi_", "re_7", " pi_7", "pi_7/refunds"] {
+            let charged = ["--as", "charged", "--provider-reference", named];
+            let error = refused(&reaper(&db, &resolve(&id, &charged)));
+            assert!(error.contains("stripe:live") && error.contains("pi_"), "{named}: {error}");
+            assert_eq!(outcome(&db, "acme-0").await.0, "processing", "{named}");
+        }
+        printed(&reaper(&db, &resolve(&id, &["--as", "charged", "--provider-reference", "pi_7"])));
+        assert_eq!(outcome(&db, "acme-0").await.0, "succeeded");
     })
     .await;
 }

@@ -129,6 +129,10 @@ impl Book {
 }
 
 impl Provider for Desk {
+    fn name(&self) -> &'static str {
+        "desk"
+    }
+
     fn promises(&self) -> Promises {
         self.promises
     }

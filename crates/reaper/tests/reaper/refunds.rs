@@ -22,10 +22,11 @@ pub(crate) async fn plant(db: &Database, count: i32, sent_ago: Duration) {
     sqlx::query(
         "WITH paid AS (
             INSERT INTO payments (
-                payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider_key,
-                provider_reference, version, settled_at, refund_reserved
+                payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider,
+                provider_key, provider_reference, version, settled_at, refund_reserved
             )
-            SELECT gen_random_uuid(), 'acme', 'payments.create', 'paid-' || n, 'A-1', 1250, 'EUR', 'succeeded', 'paid-' || n,
+            SELECT gen_random_uuid(), 'acme', 'payments.create', 'paid-' || n, 'A-1', 1250, 'EUR', 'succeeded', 'desk',
+                   'paid-' || n,
                    'ch_' || n, 1, now(), 500
             FROM generate_series(0, $1 - 1) AS n
             RETURNING payment_id, substr(provider_key, 6) AS n
@@ -219,6 +220,21 @@ async fn evidence_stays_until_its_refund_is_settled() {
         let mut retention = Retention::new(db.pool.clone(), Kept::ProviderAnswers, 400 * DAY, 100);
         retention.run_once().await.unwrap();
         assert_eq!(db.texts("SELECT provider_key FROM provider_answers").await, ["back-0"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refund_is_settled_by_a_name_that_its_payments_provider_gives_to_refunds() {
+    with_database(async |db: Database| {
+        plant_waiting(&db, 1).await;
+        db.execute("UPDATE payments SET provider = 'stripe:test'").await;
+        let id = refund_of(&db, "back-0").await;
+        let named = |name| ["--as", "refunded", "--provider-reference", name];
+        let error = refused(&reaper(&db, &resolve(&id, &named("pi_7"))));
+        assert!(error.contains("stripe:test") && error.contains("re_"), "{error}");
+        assert_eq!(stands(&db, "back-0").await, open());
+        printed(&reaper(&db, &resolve(&id, &named("re_7"))));
     })
     .await;
 }

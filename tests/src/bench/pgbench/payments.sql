@@ -19,9 +19,9 @@ INSERT INTO idempotency_keys (
     clock_timestamp()
 );
 INSERT INTO payments (
-    payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider_key
+    payment_id, client_id, operation, idempotency_key, reference, amount, currency, status, provider, provider_key
 ) VALUES (
-    md5(:n::TEXT)::UUID, 'acme', 'payments.create', 'pgbench-' || :n::TEXT, 'bench', 1250, 'EUR', 'processing',
+    md5(:n::TEXT)::UUID, 'acme', 'payments.create', 'pgbench-' || :n::TEXT, 'bench', 1250, 'EUR', 'processing', 'grpc',
     md5('provider' || :n::TEXT)
 );
 COMMIT;

@@ -10,8 +10,10 @@ use semel_payments::provider::{
     Answer, Charged, List, Listed, Prepared, Provider as _, StoredCharge, StoredRefund,
 };
 use semel_tests::stripe::{API_KEY, DECLINED, Fault, GOOD, Stripe};
+use semel_tests::wait::eventually;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 const AMOUNT: i64 = 1250;
 
@@ -128,9 +130,14 @@ async fn what_is_declined_is_canceled_first_and_so_is_what_would_need_the_payer(
         assert_eq!(provider.charge(&ready, soon()).await, declined, "{key}, sent again");
         assert_eq!(stripe.charges(key).await?, 0);
     }
-    let missing = provider.prepare(&charge(&provider, "m", "pm_nowhere"), soon()).await;
-    // localstripe tells of what is missing by a 404; nothing is prepared of it, whichever it is.
-    assert!(matches!(missing, Prepared::Answered(_)), "{missing:?}");
+    // Stripe tells of a card that is missing by a 400, and localstripe by a 404, of which nobody knows that it is about the card.
+    let missing = charge(&provider, "m", "pm_nowhere");
+    let by_404 = provider.prepare(&missing, soon()).await;
+    assert!(matches!(by_404, Prepared::Answered(Answer::Unknown { .. })), "{by_404:?}");
+    stripe.order("/v1/payment_intents", 1, Fault::Say(400, "invalid_request_error", "resource_missing"));
+    let by_400 = provider.prepare(&missing, soon()).await;
+    let code = "resource_missing".to_owned();
+    assert_eq!(by_400, Prepared::Answered(Answer::Declined { reference: None, code }));
     assert!(status(&stripe, "m").await?.is_empty());
     Ok(())
 }
@@ -245,17 +252,22 @@ async fn another_order_under_a_key_is_a_mismatch_and_a_closed_port_executes_noth
     Ok(())
 }
 
-/// Answers every request like this; returns its address, and how many there were.
+/// Answers every request like this, or not at all if it is empty; returns its address, and how many there were.
 async fn answering(head: &'static str, body: usize) -> Result<(String, Arc<AtomicUsize>)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let base = format!("http://{}", listener.local_addr()?);
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     tokio::spawn(async move {
+        let mut kept = Vec::new();
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut request = [0; 4096];
             if stream.read(&mut request).await.is_ok_and(|bytes| bytes > 0) {
                 counted.fetch_add(1, Ordering::SeqCst);
+                if head.is_empty() {
+                    kept.push(stream);
+                    continue;
+                }
                 // It may not listen to the end.
                 let _ = stream.write_all(head.as_bytes()).await;
                 let _ = stream.write_all(&vec![b' '; body]).await;
@@ -263,6 +275,32 @@ async fn answering(head: &'static str, body: usize) -> Result<(String, Arc<Atomi
         }
     });
     Ok((base, requests))
+}
+
+/// Sixty-four calls wait for their answers; what finds no place among them says nothing about Stripe.
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_calls_of_our_own_do_not_spare_stripe() -> Result<()> {
+    let (base, requests) = answering("", 0).await?;
+    let provider = StripeProvider::new(base.parse()?, &API_KEY.parse()?)?;
+    let charge = charge(&provider, "k", GOOD);
+    let mut under_way = JoinSet::new();
+    for _ in 0..64 {
+        let (provider, charge) = (provider.clone().with_deadline(Duration::from_mins(1)), charge.clone());
+        under_way.spawn(async move { provider.prepare(&charge, soon()).await });
+    }
+    let all_sent = || async {
+        let sent = requests.load(Ordering::SeqCst);
+        if sent == 64 { Ok(()) } else { Err(sent) }
+    };
+    eventually("all calls to be sent", Duration::from_secs(20), all_sent).await?;
+    let hasty = provider.clone().with_deadline(Duration::from_millis(20));
+    for _ in 0..10 {
+        let answer = hasty.prepare(&charge, soon()).await;
+        let Prepared::Answered(Answer::NotExecuted { reason }) = answer else { anyhow::bail!("{answer:?}") };
+        assert!(reason.contains("too many calls"), "{reason}");
+    }
+    assert!(provider.is_open(), "Stripe is spared for what is no fault of its own");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -70,6 +70,12 @@ pub struct ApiBase {
 impl ApiBase {
     /// Stripe's own.
     pub const DEFAULT: &'static str = "https://api.stripe.com";
+
+    /// Says whether it is Stripe's own.
+    #[must_use]
+    pub fn is_stripes_own(&self) -> bool {
+        self.to_string() == Self::DEFAULT
+    }
 }
 
 impl fmt::Display for ApiBase {

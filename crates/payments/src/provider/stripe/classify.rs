@@ -43,8 +43,10 @@ pub enum Class {
     Mismatch,
     /// The card was declined.
     Declined,
-    /// The request is not acceptable, and has executed nothing.
+    /// What is to be paid, or the card, is not acceptable; it has executed nothing.
     Refused,
+    /// The request is not acceptable whatever is to be paid by it, which is a fault of ours; it has executed nothing.
+    Faulty,
     /// The object stands where this cannot be done with it: it has to be looked at.
     Unexpected,
     /// There is no such object, for this API key.
@@ -116,6 +118,46 @@ const OURS: [&str; 8] = [
     "tls_version_unsupported",
 ];
 
+/// Codes of a refusal that is about what is to be paid, or about the card. Of whatever else is refused nobody knows that it is
+/// not our own fault, which no client is to be told as a decline.
+const ABOUT_PAYMENT: [&str; 32] = [
+    "amount_too_large",
+    "amount_too_small",
+    "authentication_required",
+    "card_decline_rate_limit_exceeded",
+    "card_declined",
+    "charge_exceeds_source_limit",
+    "charge_exceeds_transaction_limit",
+    "expired_card",
+    "incorrect_address",
+    "incorrect_cvc",
+    "incorrect_number",
+    "incorrect_zip",
+    "insufficient_funds",
+    "invalid_card_type",
+    "invalid_charge_amount",
+    "invalid_cvc",
+    "invalid_expiry_month",
+    "invalid_expiry_year",
+    "invalid_number",
+    "payment_intent_authentication_failure",
+    "payment_intent_incompatible_payment_method",
+    "payment_intent_payment_attempt_failed",
+    "payment_method_currency_mismatch",
+    "payment_method_customer_decline",
+    "payment_method_not_available",
+    "payment_method_provider_decline",
+    "payment_method_unexpected_state",
+    "payment_method_unsupported_type",
+    "postal_code_invalid",
+    "processing_error",
+    "resource_missing",
+    "test_mode_live_card",
+];
+
+/// Parameters of an intent that are the client's words.
+const CLIENTS: [&str; 3] = ["amount", "currency", "payment_method"];
+
 /// Codes of a refund that may be made later: the account has no money at the moment.
 const NO_MONEY: [&str; 2] = ["balance_insufficient", "insufficient_funds"];
 
@@ -163,10 +205,18 @@ fn class(reply: &Reply, error: Option<&Error>) -> Class {
         (400, _) if code == "payment_intent_unexpected_state" => Class::Unexpected,
         // Not without Stripe's own words: something on the way may have answered.
         (404, _) if error.is_some() => Class::Missing,
-        (400, _) if error.is_some() => Class::Refused,
+        (400, _) if error.is_some_and(is_about_payment) => Class::Refused,
+        (400, _) if error.is_some() => Class::Faulty,
         (500.., _) if reply.is_replayed || reply.should_retry == Some(false) => Class::Sticky,
         _ => Class::Unknown,
     }
+}
+
+/// Also without a code, or with one that is new: as long as it is about what the client chose, and not about how we say it.
+fn is_about_payment(error: &Error) -> bool {
+    let [code, param] =
+        [&error.code, &error.param].map(|name| name.as_ref().map(Name::as_str).unwrap_or_default());
+    ABOUT_PAYMENT.contains(&code) || (CLIENTS.contains(&param) && !code.starts_with("parameter"))
 }
 
 impl Refusal {
@@ -182,6 +232,7 @@ impl Refusal {
             | Class::Sticky
             | Class::Declined
             | Class::Refused
+            | Class::Faulty
             | Class::Unexpected
             | Class::Missing => Answer::Unknown { reason },
         }
@@ -190,7 +241,8 @@ impl Refusal {
 
 /// Reads the reply to the creation of an intent.
 ///
-/// A request that is not acceptable is a decline: nothing was made of it, and without an intent nothing is ever charged.
+/// One that is not acceptable for what is to be paid is a decline: nothing was made of it, and without an intent nothing is ever
+/// charged. With a fault of ours it waits until that is mended.
 #[must_use]
 pub fn prepared(reply: &Reply, asked: &Asked<'_>) -> Prepared {
     match read::<PaymentIntent>(reply) {
@@ -201,6 +253,9 @@ pub fn prepared(reply: &Reply, asked: &Asked<'_>) -> Prepared {
         },
         Err(Refusal { class: Class::Declined | Class::Refused, code, .. }) => {
             Prepared::Answered(declined("", &code))
+        }
+        Err(Refusal { class: Class::Faulty, reason, .. }) => {
+            Prepared::Answered(Answer::NotExecuted { reason })
         }
         // It has no id that anybody could be told.
         Err(Refusal { class: Class::Sticky, reason, .. }) => Prepared::Never { reason },
@@ -215,7 +270,7 @@ pub fn confirmed(reply: &Reply, asked: &Asked<'_>) -> Confirmed {
         Ok(intent) => attempted(&intent, asked, None),
         Err(Refusal { class: Class::Declined, code, .. }) => Confirmed::Failed { code },
         Err(refusal) => match refusal.class {
-            Class::Refused | Class::Unexpected | Class::Sticky => Confirmed::Ask(refusal),
+            Class::Refused | Class::Faulty | Class::Unexpected | Class::Sticky => Confirmed::Ask(refusal),
             _ => Confirmed::Answered(refusal.answer()),
         },
     }
@@ -310,11 +365,11 @@ pub fn refunded(refund: &Refund, asked: &AskedRefund<'_>) -> Answer {
 #[must_use]
 pub fn refund_refused(refusal: Refusal) -> Answer {
     match refusal.class {
-        Class::Refused if NO_MONEY.contains(&refusal.code.as_str()) => {
+        Class::Refused | Class::Faulty if NO_MONEY.contains(&refusal.code.as_str()) => {
             Answer::NotExecuted { reason: refusal.reason }
         }
         // What we have on record says that the money is there to be given back, so somebody else has been at it.
-        Class::Refused => Answer::Mismatch { reason: refusal.reason },
+        Class::Refused | Class::Faulty => Answer::Mismatch { reason: refusal.reason },
         _ => refusal.answer(),
     }
 }

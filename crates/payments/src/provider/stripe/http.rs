@@ -57,8 +57,10 @@ pub(super) struct Call {
 /// A call that brought no reply.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum NoReply {
-    /// Nothing was sent.
+    /// Nothing was sent: nobody is there.
     NotSent(String),
+    /// Nothing was sent, for reasons of our own: too many calls are under way.
+    Crowded,
     /// Whether it arrived is not known.
     Lost(String),
 }
@@ -98,11 +100,10 @@ impl Http {
     ///
     /// When the future is dropped the connection is closed; whether the request was executed is not known then.
     pub(super) async fn call(&self, call: Call, until: Instant) -> Result<Reply, NoReply> {
-        let not_sent = |why: &str| NoReply::NotSent(why.to_owned());
         let request = self.request(call).map_err(|error| NoReply::NotSent(chain(&error)))?;
         // The semaphore is never closed.
         let Ok(Ok(_place)) = timeout_at(until, self.places.acquire()).await else {
-            return Err(not_sent("too many calls are under way"));
+            return Err(NoReply::Crowded);
         };
         match timeout_at(until, self.exchange(request)).await {
             Ok(reply) => reply,

@@ -504,3 +504,19 @@ async fn a_person_does_not_overrule_the_provider() {
     })
     .await;
 }
+
+/// None but the provider that was paid can give it back.
+#[tokio::test]
+async fn a_refund_of_what_another_provider_was_paid_is_left_to_a_person_begun_before_or_now() {
+    with_bed(async |bed: Bed| {
+        let payment = bed.begin_unknown_refund().await;
+        let after = bed.with_provider("stripe:live", FORGETFUL);
+        for key in ["r", "later"] {
+            expect_person(&after.refund(key, payment, 500).await);
+            let reason = after.for_person(key).await.unwrap();
+            assert!(reason.contains("scripted") && reason.contains("stripe:live"), "{key}: {reason}");
+        }
+        assert_eq!((after.provider.calls(), after.seen_refund("later").await), (vec![], open(1000)));
+    })
+    .await;
+}

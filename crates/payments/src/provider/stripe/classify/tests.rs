@@ -52,6 +52,15 @@ fn refund(status: &str) -> Value {
     })
 }
 
+/// A refusal that names the parameter that it is about.
+fn about(param: &str, code: &str) -> Reply {
+    let mut error = json!({"type": "invalid_request_error", "message": "words", "param": param});
+    if !code.is_empty() {
+        error["code"] = code.into();
+    }
+    reply(400, &json!({"error": error}))
+}
+
 /// The shapes that Stripe documents, each with its class.
 fn documented() -> Vec<(&'static str, Reply, Class)> {
     let sticky =
@@ -59,12 +68,17 @@ fn documented() -> Vec<(&'static str, Reply, Class)> {
     let text = |status, body: &'static str| Reply { status, body: body.into(), ..Reply::default() };
     let invalid = "invalid_request_error";
     vec![
-        ("a parameter is missing", error(400, invalid, "parameter_missing"), Class::Refused),
-        ("a parameter is unknown", error(400, invalid, "parameter_unknown"), Class::Refused),
+        ("a parameter is missing", error(400, invalid, "parameter_missing"), Class::Faulty),
+        ("a parameter is unknown", error(400, invalid, "parameter_unknown"), Class::Faulty),
         ("the amount is too small", error(400, invalid, "amount_too_small"), Class::Refused),
         ("no such payment method", error(400, invalid, "resource_missing"), Class::Refused),
-        ("no code", error(400, invalid, ""), Class::Refused),
-        ("already refunded", error(400, invalid, "charge_already_refunded"), Class::Refused),
+        ("no code", error(400, invalid, ""), Class::Faulty),
+        ("a code that is new", error(400, invalid, "account_is_blue"), Class::Faulty),
+        ("a currency without a code", about("currency", ""), Class::Refused),
+        ("a card, with a code that is new", about("payment_method", "card_is_blue"), Class::Refused),
+        ("how we say an amount", about("amount", "parameter_invalid_integer"), Class::Faulty),
+        ("of our own words", about("capture_method", ""), Class::Faulty),
+        ("already refunded", error(400, invalid, "charge_already_refunded"), Class::Faulty),
         ("wrong state", error(400, invalid, "payment_intent_unexpected_state"), Class::Unexpected),
         ("other parameters under the key", error(400, "idempotency_error", ""), Class::Mismatch),
         ("other endpoint under the key", error(409, "idempotency_error", ""), Class::Mismatch),
@@ -129,6 +143,7 @@ fn each_class_has_its_consequence() {
             Class::Mismatch => ("mismatch", "mismatch", "mismatch"),
             Class::Declined => ("declined", "failed", "unknown"),
             Class::Refused => ("declined", "ask", "mismatch"),
+            Class::Faulty => ("not_executed", "ask", "mismatch"),
         };
         assert_eq!(label(&prepared(&reply, &ASKED)), create, "{what}");
         let confirmed = match confirmed(&reply, &ASKED) {
@@ -207,8 +222,10 @@ fn what_fails_without_a_charge_is_declined_once_it_is_canceled() {
 fn an_intent_that_nobody_confirmed_has_failed_only_if_that_was_refused() {
     let open = read_intent(&intent("requires_confirmation"));
     let of = |reply: Reply| attempted(&open, &ASKED, Some(&refusal(&reply)));
-    let refused = of(error(400, "invalid_request_error", "parameter_unknown"));
-    assert_eq!(refused, Confirmed::Failed { code: "parameter_unknown".to_owned() });
+    let refused = of(error(400, "invalid_request_error", "payment_method_unexpected_state"));
+    assert_eq!(refused, Confirmed::Failed { code: "payment_method_unexpected_state".to_owned() });
+    let faulty = of(error(400, "invalid_request_error", "parameter_unknown"));
+    assert!(matches!(faulty, Confirmed::Answered(Answer::Unknown { .. })), "{faulty:?}");
     let sticky = of(Reply { is_replayed: true, ..error(500, "api_error", "") });
     assert!(matches!(sticky, Confirmed::Answered(Answer::Unknown { .. })), "{sticky:?}");
 }
