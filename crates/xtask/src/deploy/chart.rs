@@ -122,6 +122,8 @@ pub(super) fn faults(workspace: &Workspace, tools: &Tools) -> Result<Faults> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// The chart and its smallest values; nothing, said, where a tool cannot be had.
@@ -154,6 +156,27 @@ mod tests {
             let misspelt = manifests.replacen("terminationGracePeriodSeconds", "terminationGracePeriod", 1);
             let faults = chart.validate("misspelt", &misspelt).unwrap();
             assert!(faults.iter().any(|fault| fault.contains("terminationGracePeriod")), "{faults:?}");
+        });
+    }
+
+    #[test]
+    fn a_job_that_runs_something_else_is_another_job() {
+        with_chart("a_job_that_runs_something_else_is_another_job", |chart, values| {
+            let jobs = |set: &[&str]| {
+                let set = [&["firstClient=acme"], set].concat();
+                let manifests = chart.render(values, &set).unwrap().unwrap();
+                let jobs = manifests.split("---\n").filter(|one| one.contains("kind: Job\n"));
+                let names = jobs.map(|job| {
+                    job.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap().to_owned()
+                });
+                names.collect::<BTreeSet<_>>()
+            };
+            let before = jobs(&[]);
+            assert_eq!((before.len(), jobs(&[])), (2, before.clone()));
+            // What of a Job cannot be changed.
+            for change in ["image.tag=2", "labels.team=a", "migration.resources.limits.memory=1Gi"] {
+                assert!(jobs(&[change]).is_disjoint(&before), "{change}");
+            }
         });
     }
 
