@@ -137,7 +137,7 @@ async fn every_deployment_is_replaced_and_relays_are_scaled_under_load() -> Resu
             "books": { "secret": "pg-books", "relay": { "replicas": 1 } },
         },
         "database": { "roles": names },
-        "provider": { "url": format!("http://{}", place.provider), "horizonHours": 0 },
+        "provider": { "kind": "grpc", "url": format!("http://{}", place.provider), "horizonHours": 0 },
         "ledger": { "enabled": true, "group": "books", "queue": place.queue },
         "firstClient": TENANT,
     });

@@ -16,7 +16,7 @@ const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 const FOREIGN: [&str; 3] = ["ScaledObject", "PodMonitor", "PrometheusRule"];
 
 /// Values that are refused beside the smallest ones, and what is said then.
-const REFUSED: [(&[&str], &str); 8] = [
+const REFUSED: [(&[&str], &str); 12] = [
     (&["namespace="], "/namespace"),
     (&["groups.payments.secret="], "groups.payments.secret: name the secret"),
     (&["broker.secret="], "broker.secret: name the secret"),
@@ -25,6 +25,10 @@ const REFUSED: [(&[&str], &str); 8] = [
     (&["relay.replicas=17"], "17 relays of 4 workers are more than the 64 lanes"),
     (&["api.group=orders"], "groups.orders: there is no such group"),
     (&["api.env.PATH=/"], "does not match pattern"),
+    (&["provider.kind=grpc"], "provider.url: say where"),
+    (&["provider.kind=stripe"], "provider.stripe.secret: name the secret"),
+    (&["provider.url=https://p:1"], "are for provider.kind grpc"),
+    (&["provider.stripe.secret=semel-stripe"], "is for provider.kind stripe"),
 ];
 
 pub(super) struct Chart<'a> {
@@ -177,6 +181,27 @@ mod tests {
             for change in ["image.tag=2", "labels.team=a", "migration.resources.limits.memory=1Gi"] {
                 assert!(jobs(&[change]).is_disjoint(&before), "{change}");
             }
+        });
+    }
+
+    #[test]
+    fn stripe_is_given_to_api_and_reaper_alone() {
+        with_chart("stripe_is_given_to_api_and_reaper_alone", |chart, values| {
+            let stripe = values.with_file_name("stripe-values.yaml");
+            let manifests = chart.render(&stripe, &[]).unwrap().unwrap();
+            let with = |text: &str| {
+                let those = manifests.split("---\n").filter(|one| one.contains(text));
+                let names =
+                    those.map(|one| one.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap());
+                names.collect::<Vec<_>>()
+            };
+            let mut paying = with("value: \"/etc/semel/stripe/api-key\"");
+            paying.sort_unstable();
+            assert_eq!(paying, ["semel-api", "semel-reaper-payments"]);
+            assert_eq!(with("SEMEL_STRIPE_LIVEMODE, value: \"true\"").len(), 2);
+            assert_eq!(with("SEMEL_STRIPE_WEBHOOK_SECRET_FILE"), ["semel-api"]);
+            assert_eq!(with("--with-payments").len(), 1);
+            assert_eq!(with("values: [\"api\",\"reaper\"]"), ["semel-provider"]);
         });
     }
 

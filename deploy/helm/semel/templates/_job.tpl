@@ -22,11 +22,12 @@
 {{- $mounts := include "semel.secrets" (dict "root" .root "group" $group "key" $group.keys.owner) | fromJsonArray -}}
 {{- $container := dict "root" .root "group" $group "mounts" $mounts -}}
 {{- $grants := list -}}
+{{- $pays := include "semel.pays" .root -}}
 {{- range $daemon := list "api" "ledger" "relay" "reaper" -}}
 {{- $of := printf "semel-%s" $daemon -}}
 {{- if and (get $group.roles $daemon) (or (eq $of $program) (has $daemon (list "relay" "reaper"))) -}}
 {{- $args := list "grant" (get $group.roles $daemon) -}}
-{{- if and (eq $daemon "reaper") (eq $group.name $values.api.group) $values.provider.url }}{{ $args = append $args "--with-payments" }}{{ end -}}
+{{- if and (eq $daemon "reaper") (eq $group.name $values.api.group) $pays }}{{ $args = append $args "--with-payments" }}{{ end -}}
 {{- $grants = append $grants (dict "name" (printf "grant-%s" $daemon) "program" $of "args" $args) -}}
 {{- end -}}
 {{- end -}}
