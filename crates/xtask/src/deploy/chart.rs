@@ -16,7 +16,7 @@ const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 const FOREIGN: [&str; 3] = ["ScaledObject", "PodMonitor", "PrometheusRule"];
 
 /// Values that are refused beside the smallest ones, and what is said then.
-const REFUSED: [(&[&str], &str); 12] = [
+const REFUSED: [(&[&str], &str); 14] = [
     (&["namespace="], "/namespace"),
     (&["groups.payments.secret="], "groups.payments.secret: name the secret"),
     (&["broker.secret="], "broker.secret: name the secret"),
@@ -25,6 +25,8 @@ const REFUSED: [(&[&str], &str); 12] = [
     (&["relay.replicas=17"], "17 relays of 4 workers are more than the 64 lanes"),
     (&["api.group=orders"], "groups.orders: there is no such group"),
     (&["api.env.PATH=/"], "does not match pattern"),
+    (&["relay.autoscaling.by=hpa"], "enable monitoring.podMonitor"),
+    (&["groups.payments.relay.autoscaling.by=keda"], "enable monitoring.podMonitor"),
     (&["provider.kind=grpc"], "provider.url: say where"),
     (&["provider.kind=stripe"], "provider.stripe.secret: name the secret"),
     (&["provider.url=https://p:1"], "are for provider.kind grpc"),
@@ -206,9 +208,27 @@ mod tests {
     }
 
     #[test]
+    fn what_an_autoscaler_goes_by_is_recorded_without_alerts() {
+        with_chart("what_an_autoscaler_goes_by_is_recorded_without_alerts", |chart, values| {
+            let rules = |set: &[&str]| {
+                let set = [&["monitoring.podMonitor.enabled=true"], set].concat();
+                let manifests = chart.render(values, &set).unwrap().unwrap();
+                let count = |what| manifests.matches(what).count();
+                (count("record: semel_relay_demand_events"), count("alert: Semel"))
+            };
+            assert_eq!(rules(&[]), (0, 0));
+            assert_eq!(rules(&["relay.autoscaling.by=hpa"]), (1, 0));
+            assert_eq!(rules(&["relay.autoscaling.by=hpa", "monitoring.elsewhere=true"]), (0, 0));
+            let (records, alerts) = rules(&["monitoring.alerts.enabled=true"]);
+            assert!(records == 1 && alerts > 20, "{records} {alerts}");
+        });
+    }
+
+    #[test]
     fn without_a_number_of_replicas_an_autoscaler_decides() {
         with_chart("without_a_number_of_replicas_an_autoscaler_decides", |chart, values| {
-            let manifests = chart.render(values, &["relay.autoscaling.by=keda"]).unwrap().unwrap();
+            let set = ["relay.autoscaling.by=keda", "monitoring.podMonitor.enabled=true"];
+            let manifests = chart.render(values, &set).unwrap().unwrap();
             let relay = manifests
                 .split("---\n")
                 .find(|one| one.contains("kind: Deployment") && one.contains("name: semel-relay-payments"));
