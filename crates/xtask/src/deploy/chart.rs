@@ -16,7 +16,7 @@ const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 const FOREIGN: [&str; 3] = ["ScaledObject", "PodMonitor", "PrometheusRule"];
 
 /// Values that are refused beside the smallest ones, and what is said then.
-const REFUSED: [(&[&str], &str); 14] = [
+const REFUSED: [(&[&str], &str); 15] = [
     (&["namespace="], "/namespace"),
     (&["groups.payments.secret="], "groups.payments.secret: name the secret"),
     (&["broker.secret="], "broker.secret: name the secret"),
@@ -25,6 +25,7 @@ const REFUSED: [(&[&str], &str); 14] = [
     (&["relay.replicas=17"], "17 relays of 4 workers are more than the 64 lanes"),
     (&["api.group=orders"], "groups.orders: there is no such group"),
     (&["api.env.PATH=/"], "does not match pattern"),
+    (&["ledger.enabled=true", "ledger.group=payments"], "the ledger has one of its own"),
     (&["relay.autoscaling.by=hpa"], "enable monitoring.podMonitor"),
     (&["groups.payments.relay.autoscaling.by=keda"], "enable monitoring.podMonitor"),
     (&["provider.kind=grpc"], "provider.url: say where"),
