@@ -31,10 +31,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<ExitCode> {
     let tools = Tools::here()?;
     let known = known_metrics(workspace)?;
     let deploy = workspace.root.join("deploy");
-    let steps: [(&str, Box<dyn Fn() -> Result<Faults> + '_>); 5] = [
+    let steps: [(&str, Box<dyn Fn() -> Result<Faults> + '_>); 6] = [
         ("alerts", Box::new(|| alerts::faults(workspace, &tools.promtool()?, &known))),
         ("dashboards", Box::new(|| dashboard_faults(workspace, &tools, &known))),
         ("chart", Box::new(|| chart::faults(workspace, &tools))),
+        ("rules of the chart", Box::new(|| chart::rule_faults(workspace, &tools))),
         (
             "scrape configuration",
             Box::new(|| {

