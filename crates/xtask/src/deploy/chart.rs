@@ -210,7 +210,7 @@ mod tests {
             let before = jobs(&[]);
             assert_eq!((before.len(), jobs(&[])), (2, before.clone()));
             // What of a Job cannot be changed.
-            for change in ["image.tag=2", "labels.team=a", "migration.resources.limits.memory=1Gi"] {
+            for change in ["image.tag=v2", "labels.team=a", "migration.resources.limits.memory=1Gi"] {
                 assert!(jobs(&[change]).is_disjoint(&before), "{change}");
             }
         });
