@@ -128,7 +128,11 @@ fn dashboard_faults(workspace: &Workspace, tools: &Tools, known: &BTreeSet<Strin
         for query in dashboard.queries() {
             faults.extend(unknown(&format!("dashboard {}", dashboard.uid), &query.expr, known));
             // The query as it is once its variables are filled in.
-            let expr = query.expr.replace("$__rate_interval", "5m").replace("$group", ".+");
+            let expr = query
+                .expr
+                .replace("$__rate_interval", "5m")
+                .replace("$namespace", ".*")
+                .replace("$group", ".+");
             rules += &format!("{{ record: q, expr: {} }},\n", serde_json::Value::from(expr));
         }
     }
