@@ -50,8 +50,10 @@ pub struct Kubelet {
     /// The pods of each Deployment, the oldest first, those that end or have ended included.
     pods: Mutex<BTreeMap<String, Vec<Arc<Pod>>>>,
     /// Those that are ending, and then how they did.
-    ending: Mutex<Vec<JoinHandle<Result<(String, End)>>>>,
+    ending: Mutex<Vec<Ending>>,
 }
+
+type Ending = JoinHandle<Result<(String, End)>>;
 
 impl Kubelet {
     /// Renders the chart with these values; none where there is no Helm.

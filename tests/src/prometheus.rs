@@ -83,7 +83,7 @@ impl Prometheus {
             json!({ "targets": [format!("127.0.0.1:{admin}")], "labels": { "daemon": daemon, "group": group } })
         });
         // JSON is YAML.
-        let text = Value::from_iter(groups).to_string();
+        let text = groups.collect::<Value>().to_string();
         Ok(fs::write(self.folder.join("targets/test.yml"), text)?)
     }
 

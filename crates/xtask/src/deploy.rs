@@ -5,6 +5,7 @@
 //! set, that is a failure.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -25,13 +26,14 @@ use tools::Tools;
 
 /// What a step comes to: what is wrong.
 type Faults = Vec<String>;
+type Step<'a> = Box<dyn Fn() -> Result<Faults> + 'a>;
 
 /// Runs every step and sums up.
 pub(crate) fn run(workspace: &Workspace) -> Result<ExitCode> {
     let tools = Tools::here()?;
     let known = known_metrics(workspace)?;
     let deploy = workspace.root.join("deploy");
-    let steps: [(&str, Box<dyn Fn() -> Result<Faults> + '_>); 6] = [
+    let steps: [(&str, Step<'_>); 6] = [
         ("alerts", Box::new(|| alerts::faults(workspace, &tools.promtool()?, &known))),
         ("dashboards", Box::new(|| dashboard_faults(workspace, &tools, &known))),
         ("chart", Box::new(|| chart::faults(workspace, &tools))),
@@ -61,7 +63,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<ExitCode> {
     for (name, step) in steps {
         match output::step(name, step) {
             Ok(found) => {
-                found.iter().for_each(|fault| output::say(&format!("error: {fault}")));
+                for fault in &found {
+                    output::say(&format!("error: {fault}"));
+                }
                 faults += found.len();
             }
             Err(error) if error.is::<tools::Missing>() => {
@@ -133,7 +137,7 @@ fn dashboard_faults(workspace: &Workspace, tools: &Tools, known: &BTreeSet<Strin
                 .replace("$__rate_interval", "5m")
                 .replace("$namespace", ".*")
                 .replace("$group", ".+");
-            rules += &format!("{{ record: q, expr: {} }},\n", serde_json::Value::from(expr));
+            writeln!(rules, "{{ record: q, expr: {} }},", serde_json::Value::from(expr))?;
         }
     }
     let file = tools.scratch("dashboards.yml", &(rules + "]}]\n"))?;

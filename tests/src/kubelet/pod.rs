@@ -210,7 +210,7 @@ impl Sandbox {
         // Of this process, so that test programs side by side do not meet.
         let process = std::process::id() % 250 + 2;
         let address = format!("127.{process}.{}.{}", number / 250, number % 250 + 2);
-        for mount in template.container.volume_mounts.iter() {
+        for mount in &template.container.volume_mounts {
             let volume = template.volumes.iter().find(|volume| volume.name == mount.name);
             let source = &volume.with_context(|| format!("no volume {}", mount.name))?.secret;
             let secret = secrets.get(&source.secret_name);

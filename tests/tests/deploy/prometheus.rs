@@ -150,10 +150,9 @@ async fn prometheus_sees_the_running_system_and_alerts_when_the_relay_stops() ->
 }
 
 fn shorten(rules: &str) -> String {
-    let lines = rules.lines().map(|line| match line.trim_start().starts_with("for: ") {
-        true => "        for: 5s",
-        false => line,
-    });
+    let lines = rules
+        .lines()
+        .map(|line| if line.trim_start().starts_with("for: ") { "        for: 5s" } else { line });
     lines.collect::<Vec<_>>().join("\n")
 }
 

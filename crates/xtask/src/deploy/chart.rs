@@ -62,9 +62,9 @@ impl<'a> Chart<'a> {
             .arg(&self.folder)
             .args(["--namespace", "payments", "--values"])
             .arg(values);
-        set.iter().for_each(|value| {
+        for value in set {
             command.args(["--set", value]);
-        });
+        }
         let output = command.output().context("starting helm")?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok(if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) })
@@ -121,7 +121,7 @@ pub(super) fn faults(workspace: &Workspace, tools: &Tools) -> Result<Faults> {
             Ok(_) => faults.push(format!("the chart takes {}", set.join(" "))),
             Err(said) if said.contains(expected) => {}
             Err(said) => {
-                faults.push(format!("of {} the chart does not say {expected:?}: {said}", set.join(" ")))
+                faults.push(format!("of {} the chart does not say {expected:?}: {said}", set.join(" ")));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Which metrics an expression in PromQL asks for. It is for promtool to say whether it is one.
+//! Which metrics an expression in `PromQL` asks for. It is for promtool to say whether it is one.
 
 use std::collections::BTreeSet;
 

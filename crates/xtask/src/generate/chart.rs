@@ -1,5 +1,6 @@
 //! `deploy/helm/semel/README.md`: a table of the chart's values, made from `values.yaml` and the comments in it.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 
@@ -55,17 +56,17 @@ fn table(values: &str) -> Result<String> {
         let mut value = value.trim().to_owned();
         if value.is_empty() {
             let below = lines.peek().map_or("", |next| next.trim_start());
-            if !below.starts_with("- ") {
+            if below.starts_with("- ") {
+                below.trim_start_matches("- ").clone_into(&mut value);
+            } else {
                 // It holds others, whose own comments say what they mean.
                 if name.ends_with("resources") {
-                    value = "see values.yaml".to_owned();
-                    comment = "What a pod asks for, and may take of memory at most.".to_owned();
+                    "see values.yaml".clone_into(&mut value);
+                    "What a pod asks for, and may take of memory at most.".clone_into(&mut comment);
                 } else {
                     comment.clear();
                     continue;
                 }
-            } else {
-                below.trim_start_matches("- ").clone_into(&mut value);
             }
         } else if path.iter().any(|(_, name)| *name == "resources") {
             comment.clear();
@@ -73,7 +74,7 @@ fn table(values: &str) -> Result<String> {
         }
         ensure!(!comment.is_empty(), "values.yaml: no comment says what {name} means");
         let shown = if value.starts_with("see ") { value } else { format!("`{value}`") };
-        table += &format!("| `{name}` | {shown} | {comment} |\n");
+        writeln!(table, "| `{name}` | {shown} | {comment} |")?;
         comment.clear();
     }
     Ok(table)
