@@ -149,7 +149,7 @@ pub(super) fn rule_faults(workspace: &Workspace, tools: &Tools) -> Result<Faults
     Ok(faults)
 }
 
-/// Every PrometheusRule, as the file of rules that the operator makes of it.
+/// Every `PrometheusRule`, as the file of rules that the operator makes of it.
 fn rules(manifests: &str) -> Result<Vec<String>> {
     let manifests: Vec<Value> = serde_saphyr::from_multiple(manifests).context("reading the manifests")?;
     let rules = manifests.iter().filter(|one| one["kind"] == "PrometheusRule");
