@@ -31,16 +31,16 @@ pub(crate) fn expect_json(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// Reads a whole body, whether its length was announced or not.
 pub(crate) async fn read(body: Body) -> Result<Bytes, ApiError> {
-    read_up_to(body, MAX_BYTES).await
+    read_bounded(body, MAX_BYTES, WITHIN).await
 }
 
-/// As [`read`], of so many bytes at most.
-pub(crate) async fn read_up_to(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+/// As [`read`], within bounds of one's own.
+pub(crate) async fn read_bounded(body: Body, limit: usize, within: Duration) -> Result<Bytes, ApiError> {
     if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::BodyTooLarge { limit });
     }
-    match tokio::time::timeout(WITHIN, Limited::new(body, limit).collect()).await {
-        Err(_) => Err(ApiError::BodyTooSlow),
+    match tokio::time::timeout(within, Limited::new(body, limit).collect()).await {
+        Err(_) => Err(ApiError::BodyTooSlow { within }),
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::BodyTooLarge { limit }),
         Ok(Err(_)) => Err(ApiError::BodyBroken),

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use tonic::Code;
 use uuid::Uuid;
 
-use crate::body;
 use crate::json::InvalidBody;
 use crate::problem::{Kind, Problem};
 
@@ -39,7 +38,7 @@ pub(crate) enum ApiError {
     #[error("the body is too large")]
     BodyTooLarge { limit: usize },
     #[error("the body is too slow")]
-    BodyTooSlow,
+    BodyTooSlow { within: Duration },
     #[error("the body ended early")]
     BodyBroken,
     #[error("no key")]
@@ -64,6 +63,8 @@ pub(crate) enum ApiError {
     Limited { retry_after: Duration },
     #[error("an event that is not believed")]
     Signature(#[source] InvalidSignature),
+    #[error("no event that can be read")]
+    NoEvent(#[source] serde_json::Error),
     #[error(transparent)]
     Unheard(#[from] Unheard),
     #[error("the key has expired")]
@@ -137,9 +138,9 @@ impl ApiError {
                 Problem::new(Kind::ContentTooLarge, format!("A body has at most {limit} bytes."))
                     .with("max_bytes", json!(limit))
             }
-            Self::BodyTooSlow => Problem::new(
+            Self::BodyTooSlow { within } => Problem::new(
                 Kind::RequestTimeout,
-                format!("A body must arrive within {} seconds.", body::WITHIN.as_secs()),
+                format!("A body must arrive within {} seconds.", within.as_secs()),
             ),
             Self::BodyBroken => invalid("", "The body ended early or is malformed."),
             Self::KeyMissing => {
@@ -198,7 +199,7 @@ impl ApiError {
             ),
             Self::Signature(error) => Problem::new(Kind::SignatureInvalid, sentence(&error.to_string())),
             Self::Unheard(Unheard::OtherMode) => invalid("livemode", "is that of another endpoint"),
-            Self::Unheard(Unheard::Unreadable(_)) => invalid("", "is no event that can be read"),
+            Self::NoEvent(_) => invalid("", "is no event that can be read"),
             Self::Unheard(Unheard::Database(_)) | Self::Full | Self::NotOpen | Self::Unavailable | Self::Database(_) | Self::DatabaseTooSlow => {
                 Problem::new(
                     Kind::TemporarilyUnavailable,

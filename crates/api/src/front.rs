@@ -84,7 +84,9 @@ async fn admit(
         // Whoever asks has no credential, and whether requests are taken is what is asked.
         return Ok(next.run(request).await);
     }
-    let place = Arc::clone(&api.places).try_acquire_owned().map_err(|_| ApiError::Full)?;
+    // Its sender has no credential but the signature, which is over the body: until that is here, anybody may be it.
+    let places = if route == STRIPE { &api.webhook_places } else { &api.places };
+    let place = Arc::clone(places).try_acquire_owned().map_err(|_| ApiError::Full)?;
     // RFC 9112, section 3.2. A proxy in front may have gone by another of several.
     if request.version() == Version::HTTP_11 && request.headers().get_all(header::HOST).iter().count() != 1 {
         return Err(ApiError::Host);
@@ -98,7 +100,6 @@ async fn admit(
     }
     let place = Arc::new(place);
     if route == STRIPE {
-        // Its sender has no credential but the signature, which is over the body.
         request.extensions_mut().insert(Arrival { request: identity, place });
         return Ok(next.run(request).await);
     }

@@ -22,7 +22,6 @@ mod json;
 mod key;
 mod keyed;
 mod keys;
-mod lines;
 mod listing;
 pub mod metrics;
 mod openapi;

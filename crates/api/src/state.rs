@@ -8,6 +8,7 @@ use semel_core::credentials::Authenticator;
 use semel_core::derive::Namespace;
 use semel_core::idempotency::admission::Admission;
 use semel_core::lifecycle::Lifecycle;
+use semel_core::lines::Lines;
 use semel_core::outbox::hint::Hints;
 use semel_payments::orders::PlaceOrder;
 use semel_payments::payments::create::MakePayment;
@@ -16,11 +17,14 @@ use semel_payments::provider::chosen::Chosen;
 use sqlx::PgPool;
 use tokio::sync::Semaphore;
 
-use crate::lines::Lines;
+use crate::problem::Kind;
 use crate::webhooks::Webhooks;
 
 /// Requests at work at a time; those beyond are told to come back.
 const MAX_REQUESTS: usize = 512;
+/// Webhook requests at work at a time, beside those. Their sender proves who it is by the whole body alone: whoever sends none
+/// stands in nobody's way but theirs, and Stripe sends again.
+const MAX_WEBHOOKS: usize = 16;
 
 /// How requests are answered.
 #[derive(Clone, Debug)]
@@ -45,8 +49,9 @@ pub struct Api {
     pub(crate) life: Lifecycle,
     pub(crate) hints: Hints,
     pub(crate) places: Arc<Semaphore>,
+    pub(crate) webhook_places: Arc<Semaphore>,
     pub(crate) admission: Arc<Admission>,
-    pub(crate) lines: Arc<Lines>,
+    pub(crate) lines: Arc<Lines<Kind>>,
     open: Arc<AtomicBool>,
 }
 
@@ -61,6 +66,7 @@ impl Api {
             webhooks: None,
             settings: Arc::new(settings),
             places: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            webhook_places: Arc::new(Semaphore::new(MAX_WEBHOOKS)),
             admission: Arc::default(),
             lines: Arc::default(),
             open: Arc::new(AtomicBool::new(false)),

@@ -3,7 +3,11 @@
 //! Promise: an event is answered with 2xx once it is written down, or known to change nothing; with 4xx when it is not to be
 //! believed, and then it leaves nothing; and with 5xx when it could not be written down, so that it is sent again.
 //!
-//! The sender has no credential: the signature over the body is one. The route is none of a client's, so the description
+//! Stripe disables an endpoint that keeps refusing its events. So one that is believed is refused only when it is no event, or
+//! of the other mode; what an event tells that cannot be read is told in the log instead.
+//!
+//! The sender has no credential: the signature over the body is one, and until the body is here anybody may be the sender. So
+//! these requests have places of their own, few, and their bodies little time. The route is none of a client's, so the description
 //! of the API does not tell of it, and it exists only where its secrets are configured.
 
 use std::sync::Arc;
@@ -14,10 +18,10 @@ use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use http::{HeaderMap, StatusCode};
-use semel_payments::hearing::{Ear, Heard, Unheard};
+use semel_payments::hearing::{Ear, Heard};
 use semel_payments::provider::Provider;
 use semel_payments::provider::stripe::objects::Event;
-use semel_payments::provider::stripe::webhook::{InvalidSignature, Secrets};
+use semel_payments::provider::stripe::webhook::{InvalidSignature, Secrets, Signed};
 use tracing::Instrument as _;
 
 use crate::arrival::Arrival;
@@ -30,6 +34,8 @@ pub(crate) const STRIPE: &str = "/v1/webhooks/stripe";
 
 /// Bytes of an event at most. An intent has up to 25 kB of metadata, its charge as many, and an update tells what was before.
 pub(crate) const MAX_BYTES: usize = 256 * 1024;
+/// How long its body may take, from a sender who may be anybody until it is here.
+const BODY_WITHIN: Duration = Duration::from_secs(3);
 /// How long the sender is kept waiting; it gives up after ten seconds or more, and sends again.
 const ANSWER_WITHIN: Duration = Duration::from_secs(8);
 
@@ -55,10 +61,10 @@ async fn hear<P: Provider>(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let signature = signature(&parts.headers)?;
-    let body = body::read_up_to(body, MAX_BYTES).await?;
-    hooks.1.verify(signature, &body, SystemTime::now()).map_err(ApiError::Signature)?;
-    let event: Event = serde_json::from_slice(&body).map_err(Unheard::Unreadable)?;
+    let signed = Signed::read(signature(&parts.headers)?, SystemTime::now()).map_err(ApiError::Signature)?;
+    let body = body::read_bounded(body, MAX_BYTES, BODY_WITHIN).await?;
+    hooks.1.verify(&signed, &body).map_err(ApiError::Signature)?;
+    let event: Event = serde_json::from_slice(&body).map_err(ApiError::NoEvent)?;
     // A task of its own: a sender that goes away ends the waiting, and not what is half done.
     let work = async move {
         let heard = hooks.0.hear(&api.pool, &event).await;

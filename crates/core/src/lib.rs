@@ -16,6 +16,7 @@ pub mod grants;
 pub mod idempotency;
 pub mod inbox;
 pub mod lifecycle;
+pub mod lines;
 pub mod metrics;
 pub mod operators;
 pub mod outbox;

@@ -117,6 +117,11 @@ pub(crate) async fn settle(
     Err(error)
 }
 
+/// What is settled stays so, though nobody has looked whether the provider has said otherwise meanwhile.
+pub(crate) fn warn_of_blindness(id: Uuid, error: &sqlx::Error) {
+    tracing::warn!(resource = %id, "whether a success contradicts what was settled was not found out: {}", chain(error));
+}
+
 /// Writes an answer down by itself, and with an id once only. Says whether it did.
 pub(crate) async fn append(
     executor: impl PgExecutor<'_>,

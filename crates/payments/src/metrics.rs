@@ -10,7 +10,7 @@ pub const PROVIDER_SECONDS: &str = "semel_provider_call_seconds";
 /// Counter of what recovery came to; label `outcome`.
 pub const RECOVERY: &str = "semel_recovery_total";
 /// Counter of answers that contradict what was written: a charge of a payment that was rolled back, a refund
-/// that had failed. Never anything but 0.
+/// that had failed, money that moved otherwise than it was asked. Never anything but 0.
 pub const CONTRADICTIONS: &str = "semel_provider_contradictions_total";
 
 /// What driving a payment or refund on came to.
@@ -75,7 +75,9 @@ pub const METRICS: [Metric; 4] = [
         .with(&[Label::of("outcome", &RECOVERIES)]),
     Metric::counter(
         CONTRADICTIONS,
-        "Charges of a payment that was settled without one, and refunds that were made though they had been settled as \
-         failed. Anything but 0 is money in the wrong place; the log names payment and refund.",
+        "Charges of a payment that was settled without one; refunds that were made though they had been settled as failed, or \
+         failed though they had been settled as made; and money that moved under a key of ours by another name or of another \
+         amount. An event that is repeated counts again. Anything but 0 is money in the wrong place; the log names payment and \
+         refund.",
     ),
 ];

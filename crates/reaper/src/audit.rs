@@ -4,11 +4,17 @@
 //! and for as long as it is listed in a gauge. Nothing is done about it; it is money in the wrong place, and a bug, a foreign
 //! program on the provider's account or a database that lost its tail.
 //!
-//! How: every so often the lists are read one after the other, page by page, a few pages a pass, from a look-back until now.
-//! Refunds have a list of their own, by their own time: of the charge that one is of, only that it is old may be known. What
-//! was found lives in memory: another process, or this one after a crash, finds and tells the same again.
+//! How: every so often each list is read page by page, a few pages a pass, from a look-back until now. Each has rounds of its
+//! own, so that one which is not to be read keeps nobody from the other; and no pass follows another at once, so that a long
+//! list leaves the provider's rate limit to those who pay. Refunds have a list of their own, by their own time: of the charge
+//! that one is of, only that it is old may be known. What was found lives in memory: another process, or this one after a
+//! crash, finds and tells the same again.
+//!
+//! What it does not see: lists go by the time at which something was begun. What was still open whenever it was listed, and is
+//! done when the look-back after its beginning is over, is never on a page as done.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
 use std::time::{Duration, SystemTime};
 
 use ::metrics::gauge;
@@ -22,7 +28,7 @@ use tokio::time::Instant;
 
 use crate::metrics;
 
-/// Most pages of one pass.
+/// Most pages of a list in one pass.
 const PAGES: usize = 10;
 /// Most orphans of each kind that are remembered, and so told once only; the gauges end here, too.
 const MOST_ORPHANS: usize = 10_000;
@@ -50,103 +56,157 @@ impl Disposed for AuditError {
 /// Compares the provider's lists with payments and refunds.
 #[derive(Debug)]
 pub struct Audit<P> {
+    source: Source<P>,
+    charges: Audited,
+    refunds: Audited,
+}
+
+/// Where lists are read from, how often and since when.
+#[derive(Debug)]
+struct Source<P> {
     pool: PgPool,
     provider: P,
     every: Duration,
     look_back: Duration,
+}
+
+/// A list, and what is known of it.
+#[derive(Debug)]
+struct Audited {
+    list: List,
     /// When the next round begins; now, while it is none.
     due: Option<Instant>,
     round: Option<Round>,
-    charges: Known,
-    refunds: Known,
-}
-
-/// What is known of a list.
-#[derive(Debug, Default)]
-struct Known {
-    /// Those that nothing accounts for, by the provider's name.
-    orphans: HashMap<String, Orphan>,
-    /// It was told that there is no such list.
+    orphans: Orphans,
+    /// It was told that there is no such list, when it was last asked for.
     is_missing: bool,
 }
 
-/// One reading of the lists.
+/// Entries of a list that nothing accounts for, by the provider's name.
+#[derive(Debug, Default)]
+struct Orphans(HashMap<String, Orphan>);
+
+/// One reading of a list.
 #[derive(Debug)]
 struct Round {
     since: SystemTime,
-    list: List,
     page: Option<String>,
     /// The orphans of the list up to here.
     found: HashSet<String>,
+    /// How many more there are than are remembered.
+    beyond: u64,
 }
 
 impl<P: Provider> Audit<P> {
     /// Audits the charges and refunds of the last `look_back`, a round every so often.
     #[must_use]
     pub fn new(pool: PgPool, provider: P, every: Duration, look_back: Duration) -> Self {
-        let (charges, refunds) = (Known::default(), Known::default());
-        Self { pool, provider, every, look_back, due: None, round: None, charges, refunds }
+        let source = Source { pool, provider, every, look_back };
+        Self { source, charges: Audited::of(List::Charges), refunds: Audited::of(List::Refunds) }
     }
 
-    /// Returns how many entries of a list are known that nothing accounts for.
+    /// Returns how many entries of a list are known that nothing accounts for; none while there is no such list.
     #[must_use]
-    pub fn orphans(&self, list: List) -> usize {
-        match list {
-            List::Charges => self.charges.orphans.len(),
-            List::Refunds => self.refunds.orphans.len(),
-        }
+    pub fn orphans(&self, list: List) -> Option<usize> {
+        let audited = match list {
+            List::Charges => &self.charges,
+            List::Refunds => &self.refunds,
+        };
+        (!audited.is_missing).then_some(audited.orphans.0.len())
     }
 
-    fn known(&mut self, list: List) -> &mut Known {
-        match list {
-            List::Charges => &mut self.charges,
-            List::Refunds => &mut self.refunds,
-        }
-    }
-
-    /// Reads a page, and says whether the list goes on.
-    async fn read(&mut self, round: &mut Round) -> Result<bool, AuditError> {
-        match self.provider.list(round.list, round.since, round.page.as_deref()).await {
-            Listed::Page { moves, next } => {
-                for (listed, why) in audit::orphans(&self.pool, round.list, moves).await? {
-                    if self.known(round.list).note(round.list, &listed, why) {
-                        round.found.insert(listed.reference);
-                    }
-                }
-                round.page = next;
-            }
-            Listed::Unsupported => {
-                if !std::mem::replace(&mut self.known(round.list).is_missing, true) {
-                    let of = name(round.list);
-                    tracing::warn!("the provider has no list of {of}s, so that none can be audited");
-                }
-                round.page = None;
-            }
-            Listed::Failed { reason } => return Err(AuditError::Provider(reason)),
-        }
-        Ok(round.page.is_some())
-    }
-
+    /// Set again while it holds: a gauge that nobody refreshes disappears.
     #[expect(clippy::cast_precision_loss, reason = "bounded far below 2^53")]
     fn report(&self) {
         for (list, gauge) in
-            [(&self.charges, metrics::ORPHAN_CHARGES), (&self.refunds, metrics::ORPHAN_REFUNDS)]
+            [(List::Charges, metrics::ORPHAN_CHARGES), (List::Refunds, metrics::ORPHAN_REFUNDS)]
         {
-            if !list.is_missing {
-                gauge!(gauge).set(list.orphans.len() as f64);
+            if let Some(orphans) = self.orphans(list) {
+                gauge!(gauge).set(orphans as f64);
             }
         }
     }
 }
 
-impl Known {
+impl Audited {
+    fn of(list: List) -> Self {
+        Self { list, due: None, round: None, orphans: Orphans::default(), is_missing: false }
+    }
+
+    /// Reads a few pages, if it is time, and says whether it was.
+    async fn go_on<P: Provider>(&mut self, source: &Source<P>) -> Result<bool, AuditError> {
+        if self.due.is_some_and(|due| Instant::now() < due) {
+            return Ok(false);
+        }
+        self.due = None;
+        // Left behind by a pass that fails, so that the next one begins anew: what was refused may be a page's name.
+        let mut round = self.round.take().unwrap_or_else(|| Round {
+            since: SystemTime::now().checked_sub(source.look_back).unwrap_or(SystemTime::UNIX_EPOCH),
+            page: None,
+            found: HashSet::new(),
+            beyond: 0,
+        });
+        for _ in 0..PAGES {
+            match source.provider.list(self.list, round.since, round.page.as_deref()).await {
+                Listed::Page { moves, next } => {
+                    self.is_missing = false;
+                    for (listed, why) in audit::orphans(&source.pool, self.list, moves).await? {
+                        if self.orphans.note(self.list, &listed, why) {
+                            round.found.insert(listed.reference);
+                        } else {
+                            round.beyond += 1;
+                        }
+                    }
+                    round.page = next;
+                }
+                Listed::Unsupported => {
+                    // Nothing was read, so what is known stays known.
+                    if !std::mem::replace(&mut self.is_missing, true) {
+                        let of = name(self.list);
+                        tracing::warn!("the provider has no list of {of}s, so that none can be audited");
+                    }
+                    self.due = Some(Instant::now() + source.every);
+                    return Ok(true);
+                }
+                Listed::Failed { reason } => return Err(AuditError::Provider(reason)),
+            }
+            if round.page.is_none() {
+                self.finish(&round);
+                self.due = Some(Instant::now() + source.every);
+                return Ok(true);
+            }
+        }
+        self.round = Some(round);
+        Ok(true)
+    }
+
+    /// What was not met again is accounted for by now, or past the look-back.
+    fn finish(&mut self, round: &Round) {
+        self.orphans.0.retain(|reference, _| round.found.contains(reference));
+        if round.beyond > 0 {
+            tracing::error!(
+                kind = name(self.list),
+                beyond = round.beyond,
+                "the provider lists more that nothing accounts for than are told one by one"
+            );
+        }
+    }
+}
+
+impl Orphans {
     /// Tells of an orphan that was not known as one; false when there are too many to remember it.
     fn note(&mut self, list: List, listed: &ListedMove, why: Orphan) -> bool {
-        if !self.orphans.contains_key(&listed.reference) && self.orphans.len() >= MOST_ORPHANS {
-            return false;
-        }
-        if self.orphans.insert(listed.reference.clone(), why) == Some(why) {
-            return true;
+        let is_full = self.0.len() >= MOST_ORPHANS;
+        match self.0.entry(listed.reference.clone()) {
+            Entry::Vacant(_) if is_full => return false,
+            Entry::Vacant(place) => {
+                place.insert(why);
+            }
+            Entry::Occupied(mut known) => {
+                if known.insert(why) == why {
+                    return true;
+                }
+            }
         }
         let said = match (list, why) {
             (List::Charges, Orphan::Unknown) => {
@@ -193,38 +253,28 @@ impl<P: Provider> Work for Audit<P> {
     type Error = AuditError;
 
     async fn run_once(&mut self) -> Result<Pass, AuditError> {
-        if self.due.is_some_and(|due| Instant::now() < due) {
-            // Set again while it holds: a gauge that nobody refreshes disappears.
-            self.report();
-            return Ok(Pass::Idle);
-        }
-        self.due = None;
-        let since = SystemTime::now().checked_sub(self.look_back).unwrap_or(SystemTime::UNIX_EPOCH);
-        // Left behind by a pass that fails, so that the next one begins anew: what was refused may be a page's name.
-        let mut round = self.round.take().unwrap_or_else(|| Round {
-            since,
-            list: List::Charges,
-            page: None,
-            found: HashSet::new(),
-        });
-        for _ in 0..PAGES {
-            if self.read(&mut round).await? {
-                continue;
-            }
-            // What was not met again is accounted for by now, or past the look-back.
-            let found = std::mem::take(&mut round.found);
-            self.known(round.list).orphans.retain(|reference, _| found.contains(reference));
-            match round.list {
-                List::Charges => round.list = List::Refunds,
-                List::Refunds => {
-                    self.due = Some(Instant::now() + self.every);
-                    self.report();
-                    return Ok(Pass::Worked);
-                }
-            }
-        }
-        self.round = Some(round);
+        let charges = self.charges.go_on(&self.source).await;
+        let refunds = self.refunds.go_on(&self.source).await;
         self.report();
-        Ok(Pass::Full)
+        Ok(if charges? | refunds? { Pass::Worked } else { Pass::Idle })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orphans_beyond_the_bound_are_counted_and_not_forgotten_about() {
+        let mut orphans = Orphans::default();
+        let noted = |orphans: &mut Orphans, n: usize| {
+            let reference = format!("ch_{n}");
+            let listed = ListedMove { key: String::new(), reference, amount: 1, currency: "EUR".to_owned() };
+            orphans.note(List::Charges, &listed, Orphan::Unknown)
+        };
+        assert!((0..MOST_ORPHANS).all(|n| noted(&mut orphans, n)));
+        assert!(!noted(&mut orphans, MOST_ORPHANS), "one more is not remembered");
+        assert!(noted(&mut orphans, 7), "one that is known is met again");
+        assert_eq!(orphans.0.len(), MOST_ORPHANS);
     }
 }

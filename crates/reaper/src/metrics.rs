@@ -35,8 +35,8 @@ pub const METRICS: [Metric; 1] = [Metric::counter(
 pub const PROVIDER: [Metric; 2] = [
     Metric::gauge(
         ORPHAN_CHARGES,
-        "With a provider only: charges within the audit's look-back that no payment accounts for, up to 10,000; absent while the \
-         list cannot be read.",
+        "With a provider only: charges within the audit's look-back that no payment accounts for, up to 10,000, and of \
+         more the log tells; absent while the provider has no such list.",
     ),
     Metric::gauge(
         ORPHAN_REFUNDS,

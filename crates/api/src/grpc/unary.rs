@@ -39,11 +39,12 @@ impl Call {
     pub(crate) async fn receive_up_to(limit: usize, request: Request) -> Result<Self, ApiError> {
         let (head, body) = request.into_parts();
         expect_proto(&head.headers)?;
-        let framed = body::read_up_to(body, PREFIX + limit).await.map_err(|error| match error {
-            // Of the message, without what frames it.
-            ApiError::BodyTooLarge { .. } => ApiError::BodyTooLarge { limit },
-            error => error,
-        })?;
+        let framed =
+            body::read_bounded(body, PREFIX + limit, body::WITHIN).await.map_err(|error| match error {
+                // Of the message, without what frames it.
+                ApiError::BodyTooLarge { .. } => ApiError::BodyTooLarge { limit },
+                error => error,
+            })?;
         Ok(Self { metadata: head.headers, message: unframed(&framed)? })
     }
 

@@ -190,11 +190,27 @@ pub async fn settle(
     retention: Duration,
 ) -> Result<Option<(StoredResponse, OffsetDateTime)>, sqlx::Error> {
     let settlement = Settlement::of(settled, verdict, witness, namespace, problems, retention);
-    if let Some(expires_at) = evidence::settle(pool, &settlement).await? {
-        return Ok(Some((settlement.response, expires_at)));
+    let Some(expires_at) = evidence::settle(pool, &settlement).await? else {
+        tell_contradiction(pool, settled.payment_id, verdict).await?;
+        tell_of_success(pool, settled.payment_id, verdict).await?;
+        return Ok(None);
+    };
+    if let Err(error) = tell_of_success(pool, settled.payment_id, verdict).await {
+        evidence::warn_of_blindness(settled.payment_id, &error);
     }
-    tell_contradiction(pool, settled.payment_id, verdict).await?;
-    Ok(None)
+    Ok(Some((settlement.response, expires_at)))
+}
+
+/// Tells of a success on record of what was settled otherwise: one that was committed while the statement that settled was at
+/// work is not seen by it, and whoever wrote it down saw nothing settled.
+async fn tell_of_success(pool: &PgPool, payment_id: Uuid, settled_as: &Verdict) -> Result<(), sqlx::Error> {
+    if matches!(settled_as, Verdict::Succeeded { .. }) {
+        return Ok(());
+    }
+    match database::call(pool, async |connection| on_record(connection, payment_id).await).await? {
+        Some(said @ Verdict::Succeeded { .. }) => tell_contradiction(pool, payment_id, &said).await,
+        _ => Ok(()),
+    }
 }
 
 /// The statement that settles.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How many calls in a row may fail before the breaker opens.
-const TOLERATED: u32 = 5;
+pub(super) const TOLERATED: u32 = 5;
 /// How long it stays open before one call may look.
 const OPEN_FOR: Duration = Duration::from_secs(1);
 

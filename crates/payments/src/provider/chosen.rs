@@ -12,14 +12,14 @@ use super::{Answer, Charged, List, Listed, Prepared, Promises, Provider, StoredC
 #[derive(Clone, Debug)]
 pub enum Chosen {
     /// A provider that speaks `semel.provider.v1`.
-    Grpc(GrpcProvider),
+    Grpc(Box<GrpcProvider>),
     /// Stripe.
     Stripe(Box<StripeProvider>),
 }
 
 impl From<GrpcProvider> for Chosen {
     fn from(provider: GrpcProvider) -> Self {
-        Self::Grpc(provider)
+        Self::Grpc(Box::new(provider))
     }
 }
 

@@ -32,6 +32,8 @@ const WORDS: usize = 200;
 pub struct GrpcProvider {
     client: PaymentProviderClient<Channel>,
     breaker: Breaker,
+    /// The audit's: a list that is refused for being asked for too often says nothing about charges.
+    lists: Breaker,
     dedup: Dedup,
     deadline: Duration,
 }
@@ -79,7 +81,7 @@ impl GrpcProvider {
         let client = PaymentProviderClient::new(channel)
             .max_decoding_message_size(MESSAGE_LIMIT)
             .max_encoding_message_size(MESSAGE_LIMIT);
-        Ok(Self { client, breaker: Breaker::default(), dedup, deadline: DEADLINE })
+        Ok(Self { client, breaker: Breaker::default(), lists: Breaker::default(), dedup, deadline: DEADLINE })
     }
 
     /// Replaces the deadline of a call.
@@ -95,7 +97,7 @@ impl GrpcProvider {
         T: Send,
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
-        let answer = match self.call(call, made).await {
+        let answer = match self.call(&self.breaker, call, made).await {
             // Not a call: it is not counted.
             Called::Spared => return Answer::NotExecuted { reason: SPARED.to_owned() },
             Called::Answered(answer) => read(&answer),
@@ -117,7 +119,7 @@ impl GrpcProvider {
         T: Send,
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
-        let (listed, outcome) = match self.call(call, made).await {
+        let (listed, outcome) = match self.call(&self.lists, call, made).await {
             Called::Spared => return Listed::Failed { reason: SPARED.to_owned() },
             Called::Answered(page) => (read(page), "succeeded"),
             Called::Refused(status) if status.code() == Code::Unimplemented => {
@@ -136,11 +138,11 @@ impl GrpcProvider {
     }
 
     /// Makes one call: breaker, deadline, duration.
-    async fn call<T, F>(&self, call: &'static str, made: F) -> Called<T>
+    async fn call<T, F>(&self, breaker: &Breaker, call: &'static str, made: F) -> Called<T>
     where
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
-        if !self.breaker.admits() {
+        if !breaker.admits() {
             return Called::Spared;
         }
         let began = Instant::now();
@@ -155,9 +157,9 @@ impl GrpcProvider {
             }
         };
         if is_away {
-            self.breaker.failed();
+            breaker.failed();
         } else {
-            self.breaker.answered();
+            breaker.answered();
         }
         called
     }

@@ -50,7 +50,7 @@ pub use self::http::NoAuthorities;
 /// For how long Stripe recognises an idempotency key, at least.
 pub const HORIZON: Duration = Duration::from_hours(24);
 /// How many entries a page of a list has.
-const PAGE: usize = 50;
+const PAGE: usize = 100;
 /// Most pages, of a hundred each, of one payment's refunds.
 const REFUND_PAGES: usize = 10;
 
@@ -59,6 +59,8 @@ const REFUND_PAGES: usize = 10;
 pub struct StripeProvider {
     http: Http,
     breaker: Breaker,
+    /// The audit's: a list that is refused for being asked for too often says nothing about charges.
+    lists: Breaker,
     livemode: bool,
     deadline: Duration,
 }
@@ -71,7 +73,13 @@ impl StripeProvider {
     /// When the machine has no usable certificates of authorities.
     pub fn new(base: ApiBase, key: &ApiKey) -> Result<Self, NoAuthorities> {
         let (livemode, http) = (key.is_live(), Http::new(base, key)?);
-        Ok(Self { http, breaker: Breaker::default(), livemode, deadline: DEADLINE })
+        Ok(Self {
+            http,
+            breaker: Breaker::default(),
+            lists: Breaker::default(),
+            livemode,
+            deadline: DEADLINE,
+        })
     }
 
     /// Replaces the deadline of a call.
@@ -93,13 +101,23 @@ impl StripeProvider {
 
     /// Sends one request, and tells the breaker whether anybody is there.
     async fn send(&self, name: &'static str, call: Call, until: Until) -> Result<Reply, Answer> {
+        self.send_by(&self.breaker, name, call, until).await
+    }
+
+    async fn send_by(
+        &self,
+        breaker: &Breaker,
+        name: &'static str,
+        call: Call,
+        until: Until,
+    ) -> Result<Reply, Answer> {
         let began = Instant::now();
         let outcome = self.http.call(call, until).await;
         histogram!(PROVIDER_SECONDS, "call" => name).record(began.elapsed().as_secs_f64());
         match outcome {
             // A key that is refused is as good as nobody there: nothing new is to begin.
-            Ok(Reply { status: 401 | 403 | 429 | 500.., .. }) | Err(_) => self.breaker.failed(),
-            Ok(_) => self.breaker.answered(),
+            Ok(Reply { status: 401 | 403 | 429 | 500.., .. }) | Err(_) => breaker.failed(),
+            Ok(_) => breaker.answered(),
         }
         outcome.map_err(|none| match none {
             NoReply::NotSent(reason) => Answer::NotExecuted { reason },
@@ -159,7 +177,7 @@ impl StripeProvider {
     async fn look_up(&self, refund: &StoredRefund, intent: &str, until: Until) -> Answer {
         let asked =
             AskedRefund { intent, key: &refund.key, amount: refund.amount, currency: &refund.currency };
-        let mut after: Option<Name> = None;
+        let (mut after, mut failed): (Option<Name>, Option<Answer>) = (None, None);
         for _ in 0..REFUND_PAGES {
             let mut query = vec![("payment_intent", intent), ("limit", "100")];
             query.extend(after.as_ref().map(|after| ("starting_after", after.as_str())));
@@ -174,12 +192,16 @@ impl StripeProvider {
             };
             let ours =
                 |found: &&Refund| found.metadata.key.as_ref().is_some_and(|key| key.as_str() == refund.key);
-            if let Some(found) = page.data.iter().find(ours) {
-                return classify::refunded(found, &asked);
+            for answer in page.data.iter().filter(ours).map(|found| classify::refunded(found, &asked)) {
+                match answer {
+                    // Where the key was forgotten there may be another, which gives the money back.
+                    failure @ Answer::Declined { .. } => failed = Some(failure),
+                    answer => return answer,
+                }
             }
             match page.data.into_iter().last() {
                 Some(last) if page.has_more => after = Some(last.id),
-                _ => return Answer::NotFound,
+                _ => return failed.unwrap_or(Answer::NotFound),
             }
         }
         Answer::Unknown { reason: "the payment has too many refunds to look through".to_owned() }
@@ -204,7 +226,8 @@ impl StripeProvider {
             List::Charges => |reply: &Reply| classify::read(reply).map(listing::charges),
             List::Refunds => |reply: &Reply| classify::read(reply).map(listing::refunds),
         };
-        match self.send(name, get(format!("{path}?{}", form(&query))), self.until()).await {
+        let call = get(format!("{path}?{}", form(&query)));
+        match self.send_by(&self.lists, name, call, self.until()).await {
             Err(answer) => Listed::Failed { reason: format!("{answer:?}") },
             Ok(reply) => read(&reply).unwrap_or_else(|refusal| Listed::Failed { reason: refusal.reason }),
         }
@@ -381,7 +404,7 @@ impl Provider for StripeProvider {
     }
 
     async fn list(&self, list: List, since: SystemTime, page: Option<&str>) -> Listed {
-        if !self.breaker.admits() {
+        if !self.lists.admits() {
             return Listed::Failed { reason: SPARED.to_owned() };
         }
         let name = match list {
@@ -442,3 +465,6 @@ fn too_late(not_after: SystemTime) -> Option<Answer> {
     (SystemTime::now() > not_after)
         .then(|| Answer::NotExecuted { reason: "too late to be sent any more".to_owned() })
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,8 @@ pub(crate) struct Told {
     pub(crate) currency: String,
     /// The provider's own name for the charge that it is of.
     pub(crate) charge: Option<String>,
+    /// The provider's own name for it, once it is settled.
+    pub(crate) reference: Option<String>,
     /// The scope of its key, and the key's last acquisition, while it is in processing.
     pub(crate) open: Option<(Scope, Fence)>,
 }
@@ -28,7 +30,7 @@ pub(crate) async fn find(
     let row = sqlx::query!(
         r#"-- refunds_told_of
         SELECT r.refund_id, r.payment_id, r.client_id, r.idempotency_key, r.amount, r.currency, r.status,
-               p.provider_reference AS charge, k.fence AS "fence?"
+               r.provider_reference AS reference, p.provider_reference AS charge, k.fence AS "fence?"
         FROM refunds AS r JOIN payments AS p ON p.payment_id = r.payment_id
         LEFT JOIN idempotency_keys AS k
             ON k.client_id = r.client_id AND k.operation = r.operation AND k.key = r.idempotency_key
@@ -50,6 +52,7 @@ pub(crate) async fn find(
             amount: row.amount,
             currency: row.currency,
             charge: row.charge,
+            reference: row.reference,
         }
     }))
 }

@@ -182,11 +182,34 @@ pub async fn settle(
     retention: Duration,
 ) -> Result<Option<(StoredResponse, OffsetDateTime)>, sqlx::Error> {
     let settlement = Settlement::of(settled, verdict, witness, namespace, problems, retention);
-    if let Some(expires_at) = evidence::settle(pool, &settlement).await? {
-        return Ok(Some((settlement.response, expires_at)));
+    let Settled { payment_id, refund_id, .. } = *settled;
+    let Some(expires_at) = evidence::settle(pool, &settlement).await? else {
+        tell_contradiction(pool, payment_id, refund_id, verdict).await?;
+        tell_of_success(pool, payment_id, refund_id, verdict).await?;
+        return Ok(None);
+    };
+    if let Err(error) = tell_of_success(pool, payment_id, refund_id, verdict).await {
+        evidence::warn_of_blindness(refund_id, &error);
     }
-    tell_contradiction(pool, settled.payment_id, settled.refund_id, verdict).await?;
-    Ok(None)
+    Ok(Some((settlement.response, expires_at)))
+}
+
+/// Tells of a success on record of what was settled as failed, as for payments.
+async fn tell_of_success(
+    pool: &PgPool,
+    payment_id: Uuid,
+    refund_id: Uuid,
+    settled_as: &Verdict,
+) -> Result<(), sqlx::Error> {
+    if matches!(settled_as, Verdict::Succeeded { .. }) {
+        return Ok(());
+    }
+    match database::call(pool, async |connection| on_record(connection, refund_id).await).await? {
+        Some(said @ Verdict::Succeeded { .. }) => {
+            tell_contradiction(pool, payment_id, refund_id, &said).await
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The statement that settles.

@@ -46,7 +46,10 @@ pub(crate) struct Book {
     /// Caller, call and key.
     pub(crate) calls: Vec<(&'static str, &'static str, String)>,
     pub(crate) lists: usize,
-    pub(crate) list_fails: bool,
+    /// Lists that are not answered.
+    pub(crate) failing: HashSet<List>,
+    /// Lists that there are not.
+    pub(crate) missing: HashSet<List>,
 }
 
 impl Desk {
@@ -205,7 +208,10 @@ impl Provider for Desk {
     async fn list(&self, list: List, _: SystemTime, page: Option<&str>) -> Listed {
         let mut book = self.book();
         book.lists += 1;
-        if book.list_fails {
+        if book.missing.contains(&list) {
+            return Listed::Unsupported;
+        }
+        if book.failing.contains(&list) {
             return Listed::Failed { reason: "not today".to_owned() };
         }
         let from = page.map_or(0, |page| page.parse().unwrap());

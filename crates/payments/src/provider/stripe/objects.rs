@@ -202,6 +202,8 @@ pub struct Event {
     /// Such as `payment_intent.succeeded`.
     #[serde(rename = "type")]
     pub kind: Name,
+    /// The connected account whose it is; none when it is ours.
+    pub account: Option<Name>,
     /// Whether it is about real money.
     pub livemode: bool,
     /// When it happened, in seconds since 1970.

@@ -73,25 +73,18 @@ pub enum InvalidSignature {
 }
 
 impl Secrets {
-    /// Checks the header of an event, `t=<seconds>,v1=<hexadecimal>[,v1=…]`, against its body as it came.
+    /// Checks the header of an event against its body as it came.
     ///
     /// # Errors
     ///
     /// When it is not to be believed.
-    pub fn verify(&self, header: &str, body: &[u8], now: SystemTime) -> Result<(), InvalidSignature> {
-        let signed = Signed::read(header).ok_or(InvalidSignature::Malformed)?;
+    pub fn verify(&self, signed: &Signed<'_>, body: &[u8]) -> Result<(), InvalidSignature> {
         // All are compared, so that how long it takes tells nothing.
         let fits = self.0.iter().fold(Choice::from(0), |fits, secret| {
             let ours = digest(secret, signed.timestamp, body);
             signed.signatures.iter().fold(fits, |fits, theirs| fits | ours.ct_eq(theirs))
         });
-        if !bool::from(fits) {
-            return Err(InvalidSignature::Wrong);
-        }
-        let at =
-            UNIX_EPOCH.checked_add(Duration::from_secs(signed.seconds)).ok_or(InvalidSignature::OutOfTime)?;
-        let off = now.duration_since(at).unwrap_or_else(|ahead| ahead.duration());
-        if off > TOLERANCE { Err(InvalidSignature::OutOfTime) } else { Ok(()) }
+        if bool::from(fits) { Ok(()) } else { Err(InvalidSignature::Wrong) }
     }
 }
 
@@ -106,17 +99,29 @@ fn digest(secret: &SecretString, timestamp: &str, body: &[u8]) -> [u8; DIGEST] {
     mac.finalize().into_bytes().into()
 }
 
-/// What the header says.
-struct Signed<'a> {
+/// What the header of an event says, `t=<seconds>,v1=<hexadecimal>[,v1=…]`. Nothing of it is believed so far.
+#[derive(Debug)]
+pub struct Signed<'a> {
     /// As it was signed.
     timestamp: &'a str,
-    seconds: u64,
     signatures: Vec<[u8; DIGEST]>,
 }
 
 impl<'a> Signed<'a> {
+    /// Reads it before the body is here, so that nobody waits for one that is not believed whatever it is.
+    ///
+    /// # Errors
+    ///
+    /// When it is none, or says that it was signed too far from now.
+    pub fn read(header: &'a str, now: SystemTime) -> Result<Self, InvalidSignature> {
+        let (signed, seconds) = Self::parse(header).ok_or(InvalidSignature::Malformed)?;
+        let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).ok_or(InvalidSignature::OutOfTime)?;
+        let off = now.duration_since(at).unwrap_or_else(|ahead| ahead.duration());
+        if off > TOLERANCE { Err(InvalidSignature::OutOfTime) } else { Ok(signed) }
+    }
+
     /// Reads it strictly: one timestamp, and at least one signature of version 1. Other schemes are passed over.
-    fn read(header: &'a str) -> Option<Self> {
+    fn parse(header: &'a str) -> Option<(Self, u64)> {
         let (mut timestamp, mut signatures) = (None, Vec::new());
         for part in header.split(',') {
             match part.split_once('=')? {
@@ -128,7 +133,7 @@ impl<'a> Signed<'a> {
             }
         }
         let timestamp = timestamp.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
-        (!signatures.is_empty()).then_some(Self { timestamp, seconds: timestamp.parse().ok()?, signatures })
+        (!signatures.is_empty()).then_some((Self { timestamp, signatures }, timestamp.parse().ok()?))
     }
 }
 
