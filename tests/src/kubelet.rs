@@ -182,6 +182,16 @@ impl Kubelet {
         Ok(addresses)
     }
 
+    /// Where the pods of a Deployment that do not end have this port.
+    ///
+    /// # Errors
+    ///
+    /// There is no such Deployment, or no such port.
+    pub fn addresses(&self, deployment: &str, port: &str) -> Result<Vec<String>> {
+        let port = Template::of(&self.deployment(deployment)?["spec"]["template"])?.port(port)?;
+        Ok(self.pods_of(deployment).iter().map(|pod| format!("{}:{port}", pod.address())).collect())
+    }
+
     /// Ends every pod, and checks that each left by itself within its grace, with exit code 0, and that none was restarted for
     /// standing still.
     ///

@@ -25,10 +25,21 @@ pub(crate) async fn run(
     schema::verify(url, NAME, &[&ENGINE]).await?;
     let pool = database::pool(url, NAME, 1);
     match &command.action {
-        CredentialsAction::Create { client, scopes } => {
-            let created = operator::create(&pool, client, &only(scopes)).await?;
-            hand_over(&created)?;
-            tracing::warn!(client = client.as_str(), credential = created.credential_id, CREATED);
+        CredentialsAction::Create { client, scopes, unless_any } => {
+            let created = if *unless_any {
+                operator::create_unless_any(&pool, client, &only(scopes)).await?
+            } else {
+                Some(operator::create(&pool, client, &only(scopes)).await?)
+            };
+            if let Some(created) = created {
+                hand_over(&created)?;
+                tracing::warn!(client = client.as_str(), credential = created.credential_id, CREATED);
+            } else {
+                tracing::info!(
+                    client = client.as_str(),
+                    "the client has a credential that is in force: none was made"
+                );
+            }
         }
         CredentialsAction::Rotate { client, overlap_hours, scopes, by } => {
             let overlap = Duration::from_hours(*overlap_hours);

@@ -2,12 +2,10 @@
 
 use semel_core::grants::{Grant, VERSIONS};
 
-/// Beside writing events.
-pub(crate) const API: [Grant; 6] = [
+/// Beside writing events and driving payments on.
+pub(crate) const API: [Grant; 4] = [
     VERSIONS,
     Grant::of("SELECT", &["api_credentials"]),
-    Grant::of("SELECT, INSERT", &["orders"]),
-    Grant::of("SELECT, INSERT, UPDATE", &["idempotency_keys", "payments", "refunds"]),
-    Grant::of("SELECT, INSERT", &["provider_answers"]),
+    Grant::of("SELECT, INSERT", &["orders", "idempotency_keys", "payments", "refunds", "provider_answers"]),
     Grant::of("USAGE", &["idempotency_fence"]),
 ];

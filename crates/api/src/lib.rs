@@ -48,6 +48,7 @@ use semel_core::metrics::{Metric, POOL};
 use semel_core::outbox::hint::Hints;
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{admin, telemetry};
+use semel_payments::grants::DRIVE;
 use semel_payments::options::{ProviderConfig, UnusableProvider};
 use semel_payments::payments::create::MakePayment;
 use semel_payments::provider::chosen::Chosen;
@@ -85,7 +86,9 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     match &options.command {
         Some(Command::Migrate) => return Ok(schema::migrate(&options.database.url()?, &SETS).await?),
         Some(Command::Grant { role }) => {
-            return Ok(grant(&options.database.url()?, role, &SETS, &[&grants::API, &WRITE_EVENTS]).await?);
+            return Ok(
+                grant(&options.database.url()?, role, &SETS, &[&grants::API, &DRIVE, &WRITE_EVENTS]).await?
+            );
         }
         Some(Command::Credentials(command)) => {
             return credentials::run(command, &options.database.url()?).await;

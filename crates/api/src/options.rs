@@ -103,6 +103,9 @@ pub(crate) enum CredentialsAction {
         /// What it may be used for, and nothing else; may be given several times. Everything where it is not given.
         #[arg(long = "scope", value_enum, value_name = "SCOPE")]
         scopes: Vec<Access>,
+        /// Make none, and print none, where the client has one that is in force.
+        #[arg(long)]
+        unless_any: bool,
     },
     /// List them, without their secrets.
     List {

@@ -11,6 +11,7 @@ pub mod currency;
 pub mod driven;
 pub mod evidence;
 pub mod failpoints;
+pub mod grants;
 pub mod hearing;
 mod held;
 pub mod metrics;

@@ -14,18 +14,17 @@ pub(crate) const REAPER: [Grant; 8] = [
     Grant::of("SELECT", &["payments", "refunds"]),
 ];
 
-/// With a provider, beside that and writing events.
-pub(crate) const PAYMENTS: [Grant; 4] = [
+/// With a provider, beside that, driving payments on and writing events.
+pub(crate) const PAYMENTS: [Grant; 3] = [
     Grant::of("SELECT", &["api_credentials"]),
-    Grant::of("UPDATE", &["idempotency_keys", "payments", "refunds"]),
     Grant::of("INSERT", &["provider_answers"]),
     Grant::of("USAGE", &["idempotency_fence"]),
 ];
 
-/// A person with the command `keys`, beside writing events.
+/// A person with the command `keys`, beside driving payments on and writing events.
 pub(crate) const OPERATOR: [Grant; 4] = [
     VERSIONS,
-    Grant::of("SELECT, UPDATE", &["idempotency_keys", "payments", "refunds"]),
+    Grant::of("SELECT", &["idempotency_keys", "payments", "refunds"]),
     Grant::of("SELECT, INSERT", &["provider_answers", "operator_actions"]),
     Grant::of("USAGE", &["idempotency_fence"]),
 ];

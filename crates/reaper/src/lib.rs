@@ -32,6 +32,7 @@ use semel_core::metrics::{self as names, Metric};
 use semel_core::sampler::{Sampler, Scope};
 use semel_core::schema::{self, ENGINE, MigrationSet};
 use semel_core::{database, failpoint, telemetry};
+use semel_payments::grants::DRIVE;
 use semel_payments::payments::create::MakePayment;
 use semel_payments::schema::PAYMENTS;
 use sqlx::{Connection as _, PgPool};
@@ -102,9 +103,9 @@ pub async fn run(options: Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         }
         Some(Command::Grant { role, with_payments, operator }) => {
             let (sets, rights): (&[&MigrationSet], &[&[Grant]]) = match (*operator, *with_payments) {
-                (true, _) => (&[&ENGINE, &PAYMENTS], &[&grants::OPERATOR, &WRITE_EVENTS]),
+                (true, _) => (&[&ENGINE, &PAYMENTS], &[&grants::OPERATOR, &DRIVE, &WRITE_EVENTS]),
                 (false, true) => {
-                    (&[&ENGINE, &PAYMENTS], &[&grants::REAPER, &grants::PAYMENTS, &WRITE_EVENTS])
+                    (&[&ENGINE, &PAYMENTS], &[&grants::REAPER, &grants::PAYMENTS, &DRIVE, &WRITE_EVENTS])
                 }
                 (false, false) => (&[&ENGINE], &[&grants::REAPER]),
             };

@@ -33,10 +33,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<ExitCode> {
     let tools = Tools::here()?;
     let known = known_metrics(workspace)?;
     let deploy = workspace.root.join("deploy");
-    let steps: [(&str, Step<'_>); 5] = [
+    let steps: [(&str, Step<'_>); 6] = [
         ("alerts", Box::new(|| alerts::faults(workspace, &tools.promtool()?, &known))),
         ("dashboards", Box::new(|| dashboard_faults(workspace, &tools, &known))),
         ("chart", Box::new(|| chart::faults(workspace, &tools))),
+        ("rules of the chart", Box::new(|| chart::rule_faults(workspace, &tools))),
         (
             "scrape configuration",
             Box::new(|| {
@@ -49,6 +50,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<ExitCode> {
             Box::new(|| {
                 let mut faults =
                     options::faults(workspace, &fs::read_to_string(deploy.join("compose/compose.yaml"))?)?;
+                let dockerfile = fs::read_to_string(deploy.join("docker/Dockerfile"))?;
+                let toolchain = fs::read_to_string(workspace.root.join("rust-toolchain.toml"))?;
+                faults.extend(compiler_faults(&dockerfile, &toolchain));
                 let mut command = Command::new(tools.hadolint()?);
                 faults.extend(said(command.arg(deploy.join("docker/Dockerfile")))?);
                 Ok(faults)
@@ -103,6 +107,17 @@ fn known_metrics(workspace: &Workspace) -> Result<BTreeSet<String>> {
     Ok(known)
 }
 
+/// Images are built by the compiler that everything is tested with.
+fn compiler_faults(dockerfile: &str, toolchain: &str) -> Faults {
+    let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = \"")?.strip_suffix('"'));
+    let built = dockerfile.lines().find_map(|line| line.strip_prefix("ARG RUST="));
+    if channel.is_some() && built == channel {
+        return Faults::new();
+    }
+    let said = |version: Option<&str>| version.unwrap_or("none").to_owned();
+    vec![format!("the Dockerfile takes Rust {}, rust-toolchain.toml {}", said(built), said(channel))]
+}
+
 /// The metrics of an expression that nobody emits.
 fn unknown(place: &str, expr: &str, known: &BTreeSet<String>) -> Faults {
     let metrics = promql::metrics(expr).into_iter().filter(|metric| !known.contains(metric));
@@ -117,7 +132,11 @@ fn dashboard_faults(workspace: &Workspace, tools: &Tools, known: &BTreeSet<Strin
         for query in dashboard.queries() {
             faults.extend(unknown(&format!("dashboard {}", dashboard.uid), &query.expr, known));
             // The query as it is once its variables are filled in.
-            let expr = query.expr.replace("$__rate_interval", "5m").replace("$group", ".+");
+            let expr = query
+                .expr
+                .replace("$__rate_interval", "5m")
+                .replace("$namespace", ".*")
+                .replace("$group", ".+");
             writeln!(rules, "{{ record: q, expr: {} }},", serde_json::Value::from(expr))?;
         }
     }
@@ -152,6 +171,14 @@ mod tests {
         assert_eq!(unknown("here", fine, &known), [""; 0]);
         let typo = fine.replace("pending", "pendign");
         assert_eq!(unknown("here", &typo, &known), ["here: no binary emits semel_outbox_pendign_events"]);
+    }
+
+    #[test]
+    fn images_are_built_by_the_compiler_of_the_tests() {
+        let toolchain = "[toolchain]\nchannel = \"1.95.0\"\n";
+        assert_eq!(compiler_faults("ARG RUST=1.95.0\nFROM rust:${RUST}\n", toolchain), [""; 0]);
+        let said = "the Dockerfile takes Rust 1.95, rust-toolchain.toml 1.95.0";
+        assert_eq!(compiler_faults("ARG RUST=1.95\n", toolchain), [said]);
     }
 
     #[test]

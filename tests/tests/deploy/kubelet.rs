@@ -15,11 +15,14 @@ use semel_tests::reconcile::reconcile;
 use semel_tests::services::Services;
 use semel_tests::skip::skip;
 use semel_tests::system::{NAMESPACE, Place, TENANT};
+use semel_tests::wait::eventually;
 use serde_json::json;
 
 use super::roles::{PASSWORD, Roles};
 
 const CLIENTS: usize = 4;
+/// What a relay shows once it has marked a batch.
+const PROGRESS: &str = "semel_relay_last_progress_timestamp_seconds";
 /// What a client is told to come again for.
 const RETRYABLE: [&str; 4] =
     ["request-in-progress", "temporarily-unavailable", "outcome-unknown", "rate-limited"];
@@ -91,6 +94,23 @@ impl Caller {
     }
 }
 
+/// Waits until each of so many relays has had lanes, and published from them.
+async fn all_publish(kubelet: &Kubelet, deployment: &str, count: usize) -> Result<()> {
+    let relays = kubelet.addresses(deployment, "admin")?;
+    ensure!(relays.len() == count, "{relays:?}");
+    let probe = || async {
+        for relay in &relays {
+            let metrics = reqwest::get(format!("http://{relay}/metrics")).await.map_err(|e| e.to_string())?;
+            let text = metrics.text().await.map_err(|e| e.to_string())?;
+            if !text.lines().any(|line| line.starts_with(PROGRESS)) {
+                return Err(format!("{relay} has marked no batch"));
+            }
+        }
+        Ok(())
+    };
+    eventually("every relay to publish", Duration::from_mins(1), probe).await
+}
+
 #[tokio::test]
 async fn every_deployment_is_replaced_and_relays_are_scaled_under_load() -> Result<()> {
     let test = "every_deployment_is_replaced_and_relays_are_scaled_under_load";
@@ -137,7 +157,7 @@ async fn every_deployment_is_replaced_and_relays_are_scaled_under_load() -> Resu
             "books": { "secret": "pg-books", "relay": { "replicas": 1 } },
         },
         "database": { "roles": names },
-        "provider": { "url": format!("http://{}", place.provider), "horizonHours": 0 },
+        "provider": { "kind": "grpc", "url": format!("http://{}", place.provider), "horizonHours": 0 },
         "ledger": { "enabled": true, "group": "books", "queue": place.queue },
         "firstClient": TENANT,
     });
@@ -171,8 +191,7 @@ async fn every_deployment_is_replaced_and_relays_are_scaled_under_load() -> Resu
         kubelet.restart(deployment).await.with_context(|| format!("restarting {deployment}"))?;
     }
     kubelet.scale("semel-relay-payments", 4).await?;
-    // Long enough for each to have its turn.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    all_publish(&kubelet, "semel-relay-payments", 4).await?;
     kubelet.scale("semel-relay-payments", 1).await?;
 
     stop.store(true, Ordering::Relaxed);

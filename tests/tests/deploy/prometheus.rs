@@ -30,7 +30,10 @@ fn queries() -> Result<Vec<(String, String)>> {
         for panel in dashboard["panels"].as_array().context("no panels")? {
             for target in panel["targets"].as_array().into_iter().flatten() {
                 let expr = target["expr"].as_str().context("no expression")?;
-                let expr = expr.replace("$__rate_interval", "30s").replace("$group", ".+");
+                let expr = expr
+                    .replace("$__rate_interval", "30s")
+                    .replace("$namespace", ".*")
+                    .replace("$group", ".+");
                 queries.push((format!("{title}: {}", panel["title"].as_str().unwrap_or_default()), expr));
             }
         }

@@ -146,6 +146,59 @@ pub async fn create(
     Ok(drawn.credential())
 }
 
+/// Creates a credential as [`create`] does, unless the client has one that is in force. Of many at once one creates it.
+///
+/// # Errors
+///
+/// When there are no random numbers, or the database fails.
+pub async fn create_unless_any(
+    pool: &PgPool,
+    client: &ClientId,
+    scopes: &Scopes,
+) -> Result<Option<NewCredential>, CredentialError> {
+    let drawn = Drawn::new()?;
+    let failed = |source| failed("creating", client.as_str())(source);
+    let mut connection = Lent::from(pool).await.map_err(failed)?;
+    let added =
+        connection.call(async |connection| add_unless_any(connection, client, scopes, &drawn).await).await;
+    Ok(added.map_err(failed)?.then(|| drawn.credential()))
+}
+
+async fn add_unless_any(
+    connection: &mut PgConnection,
+    client: &ClientId,
+    scopes: &Scopes,
+    drawn: &Drawn,
+) -> Result<bool, sqlx::Error> {
+    let mut tx = connection.begin().await?;
+    sqlx::query!(
+        "-- api_clients_add
+        INSERT INTO api_clients (client_id) VALUES ($1) ON CONFLICT DO NOTHING",
+        client.as_str()
+    )
+    .execute(&mut *tx)
+    .await?;
+    // Whoever comes second sees, in a statement of its own, what the first one made.
+    lock(&mut tx, client).await?;
+    let has_one = sqlx::query_scalar!(
+        r#"-- credentials_any
+        SELECT EXISTS (
+            SELECT FROM api_credentials
+            WHERE client_id = $1 AND (revoked_at IS NULL OR revoked_at > clock_timestamp())
+        ) AS "has_one!""#,
+        client.as_str()
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    if has_one {
+        tx.rollback().await?;
+        return Ok(false);
+    }
+    add(&mut tx, client, scopes, drawn).await?;
+    tx.commit().await?;
+    Ok(true)
+}
+
 /// Creates a credential for a client, and ends its others after `overlap`. Returns the new one, and how many are to end.
 ///
 /// Where it is not said what the new one may be used for, that is what the others may, if that is one and the same.
@@ -190,14 +243,7 @@ async fn replace(
 ) -> Result<Replaced, sqlx::Error> {
     let mut tx = connection.begin().await?;
     // Of two at once the later one ends the credential that the earlier one made.
-    let known = sqlx::query_scalar!(
-        "-- api_clients_lock
-        SELECT client_id FROM api_clients WHERE client_id = $1 FOR UPDATE",
-        client.as_str()
-    )
-    .fetch_optional(&mut *tx)
-    .await?;
-    if known.is_none() {
+    if !lock(&mut tx, client).await? {
         tx.rollback().await?;
         return Ok(Replaced::NoClient);
     }
@@ -223,6 +269,30 @@ async fn replace(
     .execute(&mut *tx)
     .await?
     .rows_affected();
+    add(&mut tx, client, &scopes, drawn).await?;
+    record(&mut tx, "credentials rotate", client.as_str(), by).await?;
+    tx.commit().await?;
+    Ok(Replaced::Done { ending: ended })
+}
+
+/// Locks a client, so that one at a time changes its credentials; says whether there is such a client.
+async fn lock(connection: &mut PgConnection, client: &ClientId) -> Result<bool, sqlx::Error> {
+    let known = sqlx::query_scalar!(
+        "-- api_clients_lock
+        SELECT client_id FROM api_clients WHERE client_id = $1 FOR UPDATE",
+        client.as_str()
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(known.is_some())
+}
+
+async fn add(
+    connection: &mut PgConnection,
+    client: &ClientId,
+    scopes: &Scopes,
+    drawn: &Drawn,
+) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "-- credentials_add
         INSERT INTO api_credentials (credential_id, client_id, secret_hash, scopes) VALUES ($1, $2, $3, $4)",
@@ -231,11 +301,9 @@ async fn replace(
         &drawn.secret_hash[..],
         scopes.names()
     )
-    .execute(&mut *tx)
+    .execute(connection)
     .await?;
-    record(&mut tx, "credentials rotate", client.as_str(), by).await?;
-    tx.commit().await?;
-    Ok(Replaced::Done { ending: ended })
+    Ok(())
 }
 
 /// Returns the scopes of a client's good credentials, each list once; where none is good, of those that were good last.

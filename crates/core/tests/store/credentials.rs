@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
-use semel_core::credentials::operator::{By, CredentialError, CredentialId, create, list, revoke, rotate};
+use semel_core::credentials::operator::{
+    By, CredentialError, CredentialId, create, create_unless_any, list, revoke, rotate,
+};
 use semel_core::credentials::{Authenticator, Caller, Scopes, is_shut_out};
 use semel_core::idempotency::ClientId;
 use sqlx::Executor as _;
@@ -94,6 +96,34 @@ async fn the_secret_is_not_stored() {
 }
 
 const BY: By<'_> = By { actor: "ada", reason: "it leaked" };
+
+#[tokio::test]
+async fn a_client_that_has_a_credential_in_force_gets_no_other_where_none_is_wanted() {
+    with_database(async |db: Database| {
+        let acme: ClientId = "acme".parse().unwrap();
+        let everything = Scopes::all();
+        // Of many at once one makes it.
+        let mut tasks = JoinSet::new();
+        for _ in 0..8 {
+            let (pool, acme) = (db.pool.clone(), acme.clone());
+            tasks.spawn(async move { create_unless_any(&pool, &acme, &Scopes::all()).await.unwrap() });
+        }
+        let made: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
+        let [made] = made.as_slice() else { panic!("{made:?}") };
+        let authenticator = Authenticator::new(db.pool.clone());
+        let caller = authenticator.authenticate(made.token.expose_secret()).await.unwrap();
+        assert_eq!(caller, Some(Caller { client: acme.clone(), scopes: everything.clone() }));
+
+        // One that is to end is still in force; one that has ended is not, and that of another client is another's.
+        db.execute("UPDATE api_credentials SET revoked_at = clock_timestamp() + INTERVAL '1 hour'").await;
+        assert!(create_unless_any(&db.pool, &acme, &everything).await.unwrap().is_none());
+        db.execute("UPDATE api_credentials SET revoked_at = clock_timestamp()").await;
+        create(&db.pool, &"umbrella".parse().unwrap(), &everything).await.unwrap();
+        assert!(create_unless_any(&db.pool, &acme, &everything).await.unwrap().is_some());
+        assert_eq!(db.count("SELECT count(*) FROM api_credentials").await, 3);
+    })
+    .await;
+}
 
 #[tokio::test]
 async fn a_new_credential_takes_over_from_the_others_after_a_while() {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 
 use super::tools::Tools;
 use super::{Faults, options, said};
@@ -16,7 +17,7 @@ const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 const FOREIGN: [&str; 3] = ["ScaledObject", "PodMonitor", "PrometheusRule"];
 
 /// Values that are refused beside the smallest ones, and what is said then.
-const REFUSED: [(&[&str], &str); 8] = [
+const REFUSED: [(&[&str], &str); 15] = [
     (&["namespace="], "/namespace"),
     (&["groups.payments.secret="], "groups.payments.secret: name the secret"),
     (&["broker.secret="], "broker.secret: name the secret"),
@@ -25,6 +26,13 @@ const REFUSED: [(&[&str], &str); 8] = [
     (&["relay.replicas=17"], "17 relays of 4 workers are more than the 64 lanes"),
     (&["api.group=orders"], "groups.orders: there is no such group"),
     (&["api.env.PATH=/"], "does not match pattern"),
+    (&["ledger.enabled=true", "ledger.group=payments"], "the ledger has one of its own"),
+    (&["relay.autoscaling.by=hpa"], "enable monitoring.podMonitor"),
+    (&["groups.payments.relay.autoscaling.by=keda"], "enable monitoring.podMonitor"),
+    (&["provider.kind=grpc"], "provider.url: say where"),
+    (&["provider.kind=stripe"], "provider.stripe.secret: name the secret"),
+    (&["provider.url=https://p:1"], "are for provider.kind grpc"),
+    (&["provider.stripe.secret=semel-stripe"], "is for provider.kind stripe"),
 ];
 
 pub(super) struct Chart<'a> {
@@ -120,8 +128,38 @@ pub(super) fn faults(workspace: &Workspace, tools: &Tools) -> Result<Faults> {
     Ok(faults)
 }
 
+/// Checks what the chart makes of the alerts: they pass through templates, which may break an expression.
+pub(super) fn rule_faults(workspace: &Workspace, tools: &Tools) -> Result<Faults> {
+    let chart = Chart::of(workspace, tools)?;
+    let promtool = tools.promtool()?;
+    let (mut faults, mut checked) = (Faults::new(), 0);
+    for values in chart.examples()? {
+        let name = values.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        // What does not render is told by the other step.
+        let Ok(manifests) = chart.render(&values, &[])? else { continue };
+        for rules in rules(&manifests)? {
+            let file = tools.scratch(&format!("{name}-rules.yml"), &rules)?;
+            faults.extend(said(Command::new(&promtool).args(["check", "rules"]).arg(file))?);
+            checked += 1;
+        }
+    }
+    if checked == 0 {
+        faults.push("no example has a PrometheusRule".to_owned());
+    }
+    Ok(faults)
+}
+
+/// Every `PrometheusRule`, as the file of rules that the operator makes of it.
+fn rules(manifests: &str) -> Result<Vec<String>> {
+    let manifests: Vec<Value> = serde_saphyr::from_multiple(manifests).context("reading the manifests")?;
+    let rules = manifests.iter().filter(|one| one["kind"] == "PrometheusRule");
+    Ok(rules.map(|one| one["spec"].to_string()).collect())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// The chart and its smallest values; nothing, said, where a tool cannot be had.
@@ -158,9 +196,75 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_runs_something_else_is_another_job() {
+        with_chart("a_job_that_runs_something_else_is_another_job", |chart, values| {
+            let jobs = |set: &[&str]| {
+                let set = [&["firstClient=acme"], set].concat();
+                let manifests = chart.render(values, &set).unwrap().unwrap();
+                let jobs = manifests.split("---\n").filter(|one| one.contains("kind: Job\n"));
+                let names = jobs.map(|job| {
+                    job.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap().to_owned()
+                });
+                names.collect::<BTreeSet<_>>()
+            };
+            let before = jobs(&[]);
+            assert_eq!((before.len(), jobs(&[])), (2, before.clone()));
+            // What of a Job cannot be changed.
+            for change in ["image.tag=v2", "labels.team=a", "migration.resources.limits.memory=1Gi"] {
+                assert!(jobs(&[change]).is_disjoint(&before), "{change}");
+            }
+        });
+    }
+
+    #[test]
+    fn stripe_is_given_to_api_and_reaper_alone() {
+        with_chart("stripe_is_given_to_api_and_reaper_alone", |chart, values| {
+            let stripe = values.with_file_name("stripe-values.yaml");
+            let manifests = chart.render(&stripe, &[]).unwrap().unwrap();
+            let with = |text: &str| {
+                let those = manifests.split("---\n").filter(|one| one.contains(text));
+                let names =
+                    those.map(|one| one.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap());
+                names.collect::<Vec<_>>()
+            };
+            let mut paying = with("value: \"/etc/semel/stripe/api-key\"");
+            paying.sort_unstable();
+            assert_eq!(paying, ["semel-api", "semel-reaper-payments"]);
+            assert_eq!(with("SEMEL_STRIPE_LIVEMODE, value: \"true\"").len(), 2);
+            assert_eq!(with("SEMEL_STRIPE_WEBHOOK_SECRET_FILE"), ["semel-api"]);
+            assert_eq!(with("--with-payments").len(), 1);
+            assert_eq!(with("values: [\"api\",\"reaper\"]"), ["semel-provider"]);
+        });
+    }
+
+    #[test]
+    fn what_an_autoscaler_goes_by_is_recorded_without_alerts() {
+        with_chart("what_an_autoscaler_goes_by_is_recorded_without_alerts", |chart, values| {
+            let rules = |set: &[&str]| {
+                let set = [&["monitoring.podMonitor.enabled=true"], set].concat();
+                let manifests = chart.render(values, &set).unwrap().unwrap();
+                let count = |what| manifests.matches(what).count();
+                (count("record: semel_relay_demand_events"), count("alert: Semel"))
+            };
+            assert_eq!(rules(&[]), (0, 0));
+            assert_eq!(rules(&["relay.autoscaling.by=hpa"]), (1, 0));
+            assert_eq!(rules(&["relay.autoscaling.by=hpa", "monitoring.elsewhere=true"]), (0, 0));
+            let (records, alerts) = rules(&["monitoring.alerts.enabled=true"]);
+            assert!(records == 1 && alerts > 20, "{records} {alerts}");
+        });
+    }
+
+    #[test]
+    fn rules_are_taken_out_of_the_manifests() {
+        let manifests = "kind: Job\n---\nkind: PrometheusRule\nspec: { groups: [{ name: a, rules: [] }] }\n";
+        assert_eq!(rules(manifests).unwrap(), [r#"{"groups":[{"name":"a","rules":[]}]}"#]);
+    }
+
+    #[test]
     fn without_a_number_of_replicas_an_autoscaler_decides() {
         with_chart("without_a_number_of_replicas_an_autoscaler_decides", |chart, values| {
-            let manifests = chart.render(values, &["relay.autoscaling.by=keda"]).unwrap().unwrap();
+            let set = ["relay.autoscaling.by=keda", "monitoring.podMonitor.enabled=true"];
+            let manifests = chart.render(values, &set).unwrap().unwrap();
             let relay = manifests
                 .split("---\n")
                 .find(|one| one.contains("kind: Deployment") && one.contains("name: semel-relay-payments"));

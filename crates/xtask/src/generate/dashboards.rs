@@ -97,9 +97,16 @@ fn render(dashboard: &Dashboard) -> Value {
         "links": [{ "type": "dashboards", "tags": ["semel"], "title": "Semel", "asDropdown": true, "keepTime": true, "includeVars": true }],
         "templating": { "list": [
             { "name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source" },
+            // All of them is also what has no such label.
+            {
+                "name": "namespace", "type": "query", "label": "Namespace", "datasource": source(),
+                "query": { "query": "label_values(semel_build_info, namespace)", "refId": "namespace" },
+                "includeAll": true, "allValue": ".*", "multi": true, "refresh": 2, "sort": 1,
+                "current": { "selected": true, "text": ["All"], "value": ["$__all"] },
+            },
             {
                 "name": "group", "type": "query", "label": "Group", "datasource": source(),
-                "query": { "query": "label_values(semel_build_info, group)", "refId": "group" },
+                "query": { "query": "label_values(semel_build_info{namespace=~\"$namespace\"}, group)", "refId": "group" },
                 "includeAll": true, "multi": true, "refresh": 2, "sort": 1,
                 "current": { "selected": true, "text": ["All"], "value": ["$__all"] },
             },

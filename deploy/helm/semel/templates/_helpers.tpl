@@ -206,18 +206,40 @@ spec:
 {{- end }}
 {{- end }}
 
+{{/* Whether there are payments: something, or nothing. What the provider needs is there, and nothing of the other one. */}}
+{{- define "semel.pays" -}}
+{{- $provider := .Values.provider -}}
+{{- if eq $provider.kind "grpc" -}}
+{{- $_ := required "provider.url: say where the provider is" $provider.url -}}
+{{- else if or $provider.url $provider.caSecret -}}
+{{- fail "provider.url and provider.caSecret are for provider.kind grpc" -}}
+{{- end -}}
+{{- if eq $provider.kind "stripe" -}}
+{{- $_ := required "provider.stripe.secret: name the secret that holds the account's API key" $provider.stripe.secret -}}
+{{- else if or $provider.stripe.secret $provider.stripe.webhookKey -}}
+{{- fail "provider.stripe is for provider.kind stripe" -}}
+{{- end -}}
+{{- if ne $provider.kind "none" }}yes{{ end -}}
+{{- end }}
+
 {{/* Settings of whoever makes payments or drives them on. */}}
 {{- define "semel.providerEnv" -}}
 {{- $provider := .Values.provider -}}
 - { name: SEMEL_NAMESPACE, value: {{ required "namespace: choose this deployment's name; it never changes" .Values.namespace | quote }} }
 - { name: SEMEL_API_KEY_RETENTION_HOURS, value: {{ .Values.api.keyRetentionHours | quote }} }
 - { name: SEMEL_API_PROBLEM_BASE_URL, value: {{ .Values.api.problemBaseUrl | quote }} }
-{{- if $provider.url }}
+{{- if include "semel.pays" . }}
+- { name: SEMEL_PROVIDER, value: {{ $provider.kind }} }
+- { name: SEMEL_SEND_WINDOW, value: {{ $provider.sendWindowSeconds | quote }} }
+{{- if eq $provider.kind "stripe" }}
+- { name: SEMEL_STRIPE_API_KEY_FILE, value: /etc/semel/stripe/{{ $provider.stripe.keys.api }} }
+- { name: SEMEL_STRIPE_LIVEMODE, value: {{ $provider.stripe.livemode | quote }} }
+{{- else }}
 - { name: SEMEL_PROVIDER_URL, value: {{ $provider.url | quote }} }
 - { name: SEMEL_PROVIDER_HORIZON_HOURS, value: {{ $provider.horizonHours | quote }} }
-- { name: SEMEL_SEND_WINDOW, value: {{ $provider.sendWindowSeconds | quote }} }
 {{- if $provider.caSecret }}
 - { name: SEMEL_PROVIDER_CA_FILE, value: /etc/semel/provider-ca/ca.crt }
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -242,6 +264,9 @@ spec:
 {{- $mounts = append $mounts (dict "name" "broker" "secret" $secret "key" .) -}}
 {{- with $values.broker.caSecret }}{{ $mounts = append $mounts (dict "name" "broker-ca" "secret" .) }}{{ end -}}
 {{- end -}}
-{{- if and .provider $values.provider.url $values.provider.caSecret }}{{ $mounts = append $mounts (dict "name" "provider-ca" "secret" $values.provider.caSecret) }}{{ end -}}
+{{- if and .provider (include "semel.pays" .root) -}}
+{{- with $values.provider.caSecret }}{{ $mounts = append $mounts (dict "name" "provider-ca" "secret" .) }}{{ end -}}
+{{- with $values.provider.stripe.secret }}{{ $mounts = append $mounts (dict "name" "stripe" "secret" . "key" $values.provider.stripe.keys.api) }}{{ end -}}
+{{- end -}}
 {{- $mounts | toJson -}}
 {{- end }}

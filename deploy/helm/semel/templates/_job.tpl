@@ -22,11 +22,12 @@
 {{- $mounts := include "semel.secrets" (dict "root" .root "group" $group "key" $group.keys.owner) | fromJsonArray -}}
 {{- $container := dict "root" .root "group" $group "mounts" $mounts -}}
 {{- $grants := list -}}
+{{- $pays := include "semel.pays" .root -}}
 {{- range $daemon := list "api" "ledger" "relay" "reaper" -}}
 {{- $of := printf "semel-%s" $daemon -}}
 {{- if and (get $group.roles $daemon) (or (eq $of $program) (has $daemon (list "relay" "reaper"))) -}}
 {{- $args := list "grant" (get $group.roles $daemon) -}}
-{{- if and (eq $daemon "reaper") (eq $group.name $values.api.group) $values.provider.url }}{{ $args = append $args "--with-payments" }}{{ end -}}
+{{- if and (eq $daemon "reaper") (eq $group.name $values.api.group) $pays }}{{ $args = append $args "--with-payments" }}{{ end -}}
 {{- $grants = append $grants (dict "name" (printf "grant-%s" $daemon) "program" $of "args" $args) -}}
 {{- end -}}
 {{- end -}}
@@ -46,4 +47,24 @@ spec:
   containers:
     {{- include "semel.ownerContainer" (merge (deepCopy (last $steps)) $container) | nindent 4 }}
   {{- include "semel.volumes" $mounts | nindent 2 }}
+{{- end }}
+
+{{/* The pod that makes the first client's credential, unless it has one. */}}
+{{- define "semel.credentialPod" -}}
+{{- $group := include "semel.group" (dict "root" . "name" .Values.api.group) | fromJson -}}
+{{- $mounts := include "semel.secrets" (dict "root" . "group" $group "key" $group.keys.owner) | fromJsonArray -}}
+{{- $args := list "credentials" "create" .Values.firstClient "--unless-any" -}}
+{{- $container := dict "root" . "group" $group "mounts" $mounts "name" "credential" "program" "semel-api" "args" $args -}}
+metadata:
+  labels: {{ include "semel.labels" (dict "root" . "component" "migrate" "group" $group.name) | nindent 4 }}
+spec:
+  serviceAccountName: {{ include "semel.fullname" . }}-migrate
+  restartPolicy: Never
+  {{- include "semel.podSecurity" . | nindent 2 }}
+  containers:
+    {{- include "semel.ownerContainer" $container | nindent 4 }}
+  {{- include "semel.volumes" $mounts | nindent 2 }}
+{{- end }}
+{{- define "semel.credentialJob" -}}
+{{ include "semel.fullname" . | trunc 28 }}-credential-{{ include "semel.credentialPod" . | sha256sum | trunc 8 }}
 {{- end }}
