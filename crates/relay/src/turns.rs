@@ -94,6 +94,6 @@ mod tests {
         turn.began = began.checked_sub(Duration::from_secs(15)).unwrap();
         drop(turn);
         assert!(turns.take_at(began + Duration::from_secs(119)).is_none());
-        assert!(turns.take_at(began + Duration::from_secs(180)).is_some());
+        assert!(turns.take_at(began + Duration::from_mins(3)).is_some());
     }
 }
