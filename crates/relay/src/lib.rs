@@ -25,6 +25,7 @@ mod patience;
 mod prober;
 mod routing;
 mod sending;
+mod turns;
 mod unmarked;
 mod waves;
 mod worker;

@@ -16,6 +16,7 @@ use crate::error::RelayError;
 use crate::floors::{Keeper, Look};
 use crate::metrics as names;
 use crate::options::Config;
+use crate::turns::Turns;
 use crate::unmarked::Unmarked;
 
 /// For how long it is remembered that a queue was silent.
@@ -35,6 +36,7 @@ struct Inner {
     workers: Vec<Seat>,
     progress: Arc<Notify>,
     unmarked: Unmarked,
+    turns: Turns,
     /// Whether the database does not answer the prober.
     database_away: AtomicBool,
     lanes_held: AtomicUsize,
@@ -90,6 +92,7 @@ impl Shared {
             workers,
             progress: Arc::default(),
             unmarked: Unmarked::default(),
+            turns: Turns::default(),
             database_away: AtomicBool::default(),
             lanes_held: AtomicUsize::default(),
             lanes_taken: AtomicBool::default(),
@@ -114,6 +117,11 @@ impl Shared {
     /// What this process has had confirmed and could not mark.
     pub(crate) fn unmarked(&self) -> &Unmarked {
         &self.inner.unmarked
+    }
+
+    /// Whose turn it is to wait for chains for long.
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.inner.turns
     }
 
     /// Says whether another worker than this one knows the broker to be blocked.

@@ -22,16 +22,17 @@ use crate::failpoints;
 use crate::metrics as names;
 use crate::options::Config;
 use crate::prober::Shared;
+use crate::turns::Turn;
 use crate::waves::{Fate, Waves};
 
 /// Most events of one wave: a channel is used fully by some hundred.
 const WAVE: usize = 1000;
 
-/// How long a wave of chains may take at least: they are what may lead to a queue that is silent.
+/// How long any wave of chains may take: they are what may lead to a queue that is silent. A longer one needs a turn.
 const CHAINS_LIMIT: Duration = Duration::from_secs(3);
 
-/// The part of the time for which chains have been set aside that a wave of them may take. So those of a broker that is slow
-/// get what it needs, and those of a queue that is silent, which are tried ever more rarely, never much of the time.
+/// The part of the time for which chains have been set aside that a wave of them may take that has a turn. So those of a
+/// broker that is slow get what it needs.
 const CHAINS_SHARE: u32 = 8;
 
 /// How long a wave may be silent once something of it was confirmed.
@@ -101,7 +102,7 @@ pub(crate) struct Sending<'a> {
     pub(crate) sent: Sent,
 }
 
-impl Sending<'_> {
+impl<'a> Sending<'a> {
     /// Publishes events in waves; after `limit` from the beginning of the batch no further wave begins.
     pub(crate) async fn publish(
         &mut self,
@@ -129,7 +130,12 @@ impl Sending<'_> {
                 wave.push(outgoing);
             }
             let started = Instant::now();
-            let judged = publisher.publish_wave_within(self.patience(source), wave).await;
+            let (patience, turn) = self.patience(source);
+            let judged = publisher.publish_wave_within(patience, wave).await;
+            match turn {
+                Some(turn) if judged.outcomes.contains(&Outcome::Confirmed) => turn.answered(),
+                _ => {}
+            }
             histogram!(names::CONFIRM).record(started.elapsed().as_secs_f64());
             let fates = self.judge(awaited, &judged.outcomes, judged.broken.as_ref());
             waves.settle(&fates);
@@ -138,17 +144,19 @@ impl Sending<'_> {
         }
     }
 
-    fn patience(&self, source: Source) -> Patience {
+    fn patience(&self, source: Source) -> (Patience, Option<Turn<'a>>) {
         let whole = self.config.confirm_limit;
         // A third at most, so that a wave which ends at its limit can tell silence from slowness.
         match source {
             Source::Hot if self.shared.was_silent() => {
-                Patience { whole, silence: SHORT_SILENCE.min(whole / 3) }
+                (Patience { whole, silence: SHORT_SILENCE.min(whole / 3) }, None)
             }
-            Source::Hot => Patience { whole, silence: SILENCE.min(whole / 3) },
+            Source::Hot => (Patience { whole, silence: SILENCE.min(whole / 3) }, None),
             Source::Chains(oldest) => {
-                let whole = whole.min(CHAINS_LIMIT.max(oldest / CHAINS_SHARE));
-                Patience { whole, silence: SILENCE.min(whole / 3) }
+                let long = whole.min(oldest / CHAINS_SHARE);
+                let turn = if long > CHAINS_LIMIT { self.shared.turns().take() } else { None };
+                let whole = if turn.is_some() { long } else { whole.min(CHAINS_LIMIT) };
+                (Patience { whole, silence: SILENCE.min(whole / 3) }, turn)
             }
         }
     }

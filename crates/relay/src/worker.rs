@@ -6,6 +6,8 @@
 //! While the broker is away or blocked, or the database does not take a relay's writes, no lane is held and nothing is
 //! sent. A connection that learned of an alarm is kept until the broker says that it is over: a new one would not know.
 
+use std::time::Instant;
+
 use metrics::{counter, histogram};
 use semel_broker::{Acceptance, Publisher, topology};
 use semel_core::database::{self, CALL_LIMIT, within};
@@ -136,15 +138,35 @@ impl Worker {
         self.shared.progressed();
     }
 
-    /// Runs one batch in a transaction of its own.
+    /// Runs one batch: the hot path, and when that is committed the chains of its lanes that are due.
     async fn pass(&mut self, waiting: &[i16], publisher: &mut Publisher) -> Result<Pass, RelayError> {
+        let began = Instant::now();
+        let (hot, due) = self.part(Part::Hot, waiting, began, publisher).await?;
+        if due.is_empty() || began.elapsed() >= self.config.batch_time {
+            return Ok(hot);
+        }
+        let (chains, _) = self.part(Part::Chains, &due, began, publisher).await?;
+        Ok(if hot == Pass::Idle { chains } else { hot })
+    }
+
+    /// Runs a part of a batch in a transaction of its own; returns the lanes that have chains that are due, too.
+    async fn part(
+        &mut self,
+        part: Part,
+        lanes: &[i16],
+        began: Instant,
+        publisher: &mut Publisher,
+    ) -> Result<(Pass, Vec<i16>), RelayError> {
         // Taken out, so that a connection that failed is dropped: that frees its lanes.
         let mut database = self.database().await?;
         let mut tx =
             within(CALL_LIMIT, database.begin()).await.map_err(RelayError::database("beginning a batch"))?;
         let mut batch =
-            Batch { config: &self.config, shared: &self.shared, complaints: &mut self.complaints };
-        let done = batch.run(&mut tx, waiting, publisher).await?;
+            Batch { config: &self.config, shared: &self.shared, complaints: &mut self.complaints, began };
+        let done = match part {
+            Part::Hot => batch.run(&mut tx, lanes, publisher).await?,
+            Part::Chains => batch.run_chains(&mut tx, lanes, publisher).await?,
+        };
         within(CALL_LIMIT, tx.commit()).await.map_err(RelayError::database("committing a batch"))?;
         self.shared.unmarked().forget(&done.lanes);
         self.tell_of(&done.latencies);
@@ -157,8 +179,15 @@ impl Worker {
         if done.pass != Pass::Idle {
             self.shared.progress().notify_one();
         }
-        Ok(done.pass)
+        Ok((done.pass, done.due))
     }
+}
+
+/// The parts of a batch.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Hot,
+    Chains,
 }
 
 impl Work for Worker {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use semel_core::lifecycle::Pass;
 use semel_relay::{Config, RelayError, TopologyMode};
+use semel_tests::proxy::Fault;
 use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 use tokio::sync::Mutex;
@@ -188,13 +189,15 @@ async fn a_dead_event_blocks_its_aggregate_and_one_that_is_skipped_does_not() ->
 #[tokio::test]
 async fn an_exchange_that_is_deleted_amid_a_batch_and_put_back_loses_nothing_and_blames_nobody() -> Result<()>
 {
-    const EVENTS: i64 = 12_000;
+    const EVENTS: i64 = 1000;
     let yard = Yard::new().await?;
     let tap = yard.tap(&["thing.Happened"]).await?;
     yard.fill(1, EVENTS).await?;
     let mut config = yard.config(1)?;
-    // So many events in so long a batch that it is not over before the exchange is deleted.
-    (config.batch, config.topology) = (64 * 12_000, TopologyMode::Verify);
+    // One by one at 40 ms each, so that the batch is not over before the exchange is deleted.
+    let (proxy, through) = yard.broker_behind_proxy().await?;
+    proxy.set_both(Fault::Delay(Duration::from_millis(20)));
+    (config.broker, config.batch, config.topology) = (through.parse()?, 64 * 1000, TopologyMode::Verify);
     (config.batch_time, config.confirm_limit) = (Duration::from_secs(15), Duration::from_secs(5));
     let mut relay = Relay::new(&config);
     relay.connect().await?;
@@ -215,6 +218,7 @@ async fn an_exchange_that_is_deleted_amid_a_batch_and_put_back_loses_nothing_and
     // No event was marked that does not arrive.
     arrived(&tap, usize::try_from(marked)?).await?;
     drop(tap);
+    proxy.heal().await?;
     let again = yard.vhost.scoped("again");
     let tap = Tap::open(&yard.vhost.url(), &yard.exchange, &again, &["thing.Happened"]).await?;
     let relay = Mutex::new(relay);

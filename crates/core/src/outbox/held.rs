@@ -30,6 +30,15 @@ pub struct Aggregate {
     pub id: String,
 }
 
+/// A lane that has chains.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneWithChains {
+    /// The lane.
+    pub lane: i16,
+    /// Whether one of them is due.
+    pub is_due: bool,
+}
+
 /// Chains that are due.
 #[derive(Debug, Default)]
 pub struct Due {
@@ -86,12 +95,16 @@ pub struct Held {
 pub async fn lanes_with_chains(
     connection: &mut PgConnection,
     lanes: &[i16],
-) -> Result<Vec<i16>, sqlx::Error> {
-    sqlx::query_scalar!(
+) -> Result<Vec<LaneWithChains>, sqlx::Error> {
+    sqlx::query_as!(
+        LaneWithChains,
         r#"-- outbox_lanes_with_chains
-        SELECT taken.lane AS "lane!"
+        SELECT taken.lane AS "lane!", chain.next_attempt_at <= statement_timestamp() AS "is_due!"
         FROM unnest($1::SMALLINT[]) AS taken (lane)
-        CROSS JOIN LATERAL (SELECT FROM outbox_held WHERE outbox_held.lane = taken.lane LIMIT 1) AS chain"#,
+        CROSS JOIN LATERAL (
+            SELECT next_attempt_at FROM outbox_held WHERE outbox_held.lane = taken.lane
+            ORDER BY lane, next_attempt_at LIMIT 1
+        ) AS chain"#,
         lanes
     )
     .fetch_all(connection)
