@@ -3,15 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use semel_core::lifecycle::{Lifecycle, Pace, Work as _, drive};
-use semel_relay::RelayError;
+use semel_core::lifecycle::Work as _;
 use semel_tests::proxy::{Direction, Fault};
 use semel_tests::services::{PrivateRabbitMq, Services};
 use semel_tests::skip::skip;
 use semel_tests::tap::Tap;
 use semel_tests::wait::eventually;
 use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
 
 use crate::yard::{Relay, Yard, arrived, first_deliveries};
 
@@ -193,75 +191,6 @@ async fn set_aside_long_ago(yard: &Yard, relay: &mut Relay, aggregates: i64) -> 
     }
     assert_eq!(yard.count("attempts = 1 AND last_error LIKE 'unknown%'").await?, aggregates);
     yard.execute("UPDATE outbox SET held_at = held_at - INTERVAL '1 hour' WHERE held_at IS NOT NULL").await
-}
-
-#[tokio::test]
-async fn a_silent_queue_that_many_chains_lead_to_stalls_no_other_aggregate() -> Result<()> {
-    let services = Services::from_env()?;
-    let Some(server) = services.rabbitmq.private() else {
-        return Ok(skip("a_silent_queue_that_many_chains_lead_to_stalls_no_other_aggregate", OWN)?);
-    };
-    let yard = Yard::on(&services).await?;
-    let silence = Silence::begin(server, &yard).await?;
-    let outcome = stalls_no_other_aggregate(&yard).await;
-    silence.end().await?;
-    outcome
-}
-
-async fn stalls_no_other_aggregate(yard: &Yard) -> Result<()> {
-    const ROUNDS: usize = 6;
-    let _tap = yard.tap(&["thing.Happened"]).await?;
-    let mut config = yard.config(4)?;
-    config.batch = 64 * 100;
-    // So long that a wave of that length stands out on a loaded machine.
-    config.confirm_limit = Duration::from_secs(18);
-    // Due again as soon as they were tried, all of them, in all lanes.
-    (config.held.shortest, config.held.longest) = (Duration::from_millis(50), Duration::from_millis(50));
-    let mut relay = Relay::new(&config);
-    relay.connect().await?;
-    set_aside_long_ago(yard, &mut relay, 120).await?;
-    let life = Lifecycle::new();
-    let driven = drive_all(relay, &life);
-    let mut slow = 0;
-    for _ in 0..ROUNDS {
-        yard.fill(100, 1).await?;
-        let began = Instant::now();
-        let none = || async {
-            match yard.count("aggregate_id LIKE 'a%' AND published_at IS NULL").await {
-                Ok(0) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        };
-        eventually("healthy events to be marked", 2 * SOON, none).await?;
-        slow += usize::from(began.elapsed() > config.confirm_limit / 2);
-        // Those that met the one long wave.
-        ensure!(slow <= 2, "{slow} rounds waited for long");
-    }
-    life.stop();
-    for ended in driven {
-        ended.await??;
-    }
-    ensure!(yard.count("aggregate_id LIKE 's%' AND attempts > 1").await? == 0, "blamed without proof");
-    Ok(())
-}
-
-/// Runs a relay's parts side by side, as the process does, until `life` is stopped.
-fn drive_all(relay: Relay, life: &Lifecycle) -> Vec<JoinHandle<Result<(), RelayError>>> {
-    let Relay { shared, mut prober, workers } = relay;
-    let pace = |wake| Pace {
-        shortest: Duration::from_millis(5),
-        longest: Duration::from_millis(250),
-        wake: Some(wake),
-        heartbeat: None,
-    };
-    let mut driven = Vec::new();
-    for (number, mut worker) in (0..).zip(workers) {
-        let (life, pace) = (life.clone(), pace(shared.wake_of(number)));
-        driven.push(tokio::spawn(async move { drive("worker", &mut worker, &pace, &life).await }));
-    }
-    let (life, pace) = (life.clone(), pace(shared.progress()));
-    driven.push(tokio::spawn(async move { drive("prober", &mut prober, &pace, &life).await }));
-    driven
 }
 
 #[tokio::test]
